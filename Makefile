@@ -12,6 +12,8 @@ BIN := .venv/bin
 RUN = env -u PYTHONDONTWRITEBYTECODE -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_DRIVER_PYTHON PATH="$(CURDIR)/.venv/bin:$$PATH" python
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs
 PYTEST = $(RUN) -m pytest -q
+SCRIPTS = $(shell find airflow_provider_taskq bench docs -name '*.js' -o -name '*.css')
+DENO = DENO_NO_UPDATE_CHECK=1 $(BIN)/deno
 # Tests of Airflow and Spark mostly wait, so there are more processes than cores. On a server of yours there is one: tests
 # of two processes would meet each other's transactions.
 PROCESSES = $(if $(TASKQ_TEST_DSN),,-n $(shell expr $$(nproc 2>/dev/null || echo 2) + 2))
@@ -65,6 +67,8 @@ fuzz: setup-test  ## after a change of what users pass in: hostile input, new in
 check: setup  ## before a commit, and part of test: format, lint, types, layers, words, promises, the site
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
+	@$(DENO) fmt --check --quiet --line-width 120 $(SCRIPTS) || { echo 'check: run `make format`' >&2; exit 1; }
+	@$(DENO) lint --quiet --rules-exclude=require-await $(SCRIPTS)
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >.venv/lint-imports.log || { cat .venv/lint-imports.log >&2; exit 1; }
 	@$(BIN)/python tools/words.py
@@ -79,6 +83,7 @@ docs: setup  ## while you write: build the site into build/site, and check its l
 format: setup  ## when check asks for it: format the sources, and write the page of promises
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
+	@$(DENO) fmt --quiet --line-width 120 $(SCRIPTS)
 	@$(BIN)/python tools/promises.py
 
 bench: setup-spark  ## after a change of the hot path: measure push, claim and drain, and raw SQL; ARGS=peers adds other queues

@@ -45,7 +45,9 @@ class Program {
   }
 
   taken(count) {
-    if (count > this.payloads.length) throw new Error(`there are payloads for ${this.payloads.length} jobs, not for ${count}`);
+    if (count > this.payloads.length) {
+      throw new Error(`there are payloads for ${this.payloads.length} jobs, not for ${count}`);
+    }
     return this.payloads.slice(0, count);
   }
 

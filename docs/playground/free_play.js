@@ -21,7 +21,8 @@ const LEASES = ["20 seconds", "5 minutes", "2 seconds"];
 const RESULTS = { FAILURE: 0, SUCCESS: 3 };
 
 /** The statement that reads the leases of the workers. A lease that expire() has ended has no row. */
-export const WORKERS_QUERY = `SELECT o.name, o.fence, ceil(extract(epoch FROM o.lease_until - clock_timestamp())) AS seconds
+export const WORKERS_QUERY =
+  `SELECT o.name, o.fence, ceil(extract(epoch FROM o.lease_until - clock_timestamp())) AS seconds
 FROM unnest(ARRAY[${WORKERS.map(literal).join(", ")}]) AS n (name), taskq.owner(n.name) o`;
 
 /** The statements that free play begins with. */

@@ -5,7 +5,7 @@
 import { Database } from "./database.js";
 import { button, h, uniqueId } from "./dom.js";
 import * as free from "./free_play.js";
-import { TaskList, records, tasksQuery, isTimed } from "./tasks.js";
+import { isTimed, records, TaskList, tasksQuery } from "./tasks.js";
 import { STEPS, TOPIC, Tour } from "./tour.js";
 import { Transcript } from "./transcript.js";
 
@@ -79,7 +79,9 @@ class Playground extends HTMLElement {
     const start = button("Start PostgreSQL in this page", "primary", () => this.#start(manifest), {
       "data-act": "start",
     });
-    const told = `Downloads ${megabytes(manifest.bytes)} from this site, once. No server: it runs in your browser's memory.`;
+    const told = `Downloads ${
+      megabytes(manifest.bytes)
+    } from this site, once. No server: it runs in your browser's memory.`;
     const size = h("p", { class: "tq-hint" }, told);
     const steps = h(
       "ol",

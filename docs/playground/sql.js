@@ -23,7 +23,7 @@ function aligned({ fields, rows }) {
       row
         .map((text, i) => ` ${padded(text, i)} `)
         .join("|")
-        .trimEnd(),
+        .trimEnd()
     ),
     `(${rows.length} row${rows.length === 1 ? "" : "s"})`,
   ].join("\n");

@@ -5,7 +5,8 @@ import { colored, literal } from "./sql.js";
 const NEWEST = 30;
 
 /** The statement that reads the newest tasks of a topic. */
-export const tasksQuery = (topic) => `SELECT sequence, identifier, payload, taskq.state_name(state) AS state, status,
+export const tasksQuery = (topic) =>
+  `SELECT sequence, identifier, payload, taskq.state_name(state) AS state, status,
        taskq.state_name(descent) AS descent, attempt, priority, owner,
        ceil(extract(epoch FROM available_at - clock_timestamp())) AS due_in
 FROM taskq.task_info WHERE topic = ${literal(topic)}

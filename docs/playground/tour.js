@@ -32,8 +32,7 @@ const register = (owner, lease, fence) => ({
 export const STEPS = [
   {
     title: "Push three tasks",
-    text:
-      "A producer pushes a task in the transaction that writes its own rows. " +
+    text: "A producer pushes a task in the transaction that writes its own rows. " +
       "This topic allows two attempts, 30 seconds apart. Two of the tasks belong to one customer.",
     statements: [
       { sql: () => `SELECT taskq.create_topic('${TOPIC}', p_max_attempts => 2, p_base => '30 s')` },
@@ -45,22 +44,21 @@ export const STEPS = [
   },
   {
     title: "Poll, one at a time per customer",
-    text:
-      "A worker registers for a lease, and gets a fence: a number that grows with each registration. " +
+    text: "A worker registers for a lease, and gets a fence: a number that grows with each registration. " +
       "Then it polls up to ten tasks, under the condition that an identifier has one task at a time.",
     statements: [register("worker-1", "5 minutes", "fence1"), poll("worker-1", 10, "fence1")],
     done: (at) => `worker-1 holds tasks ${at.a1} and ${at.b1}. Task ${at.a2} stays READY.`,
   },
   {
     title: "Ask why a task is not running",
-    text: "Every task can be asked. The answer is one sentence. The page in Airflow and the command line show the same.",
+    text:
+      "Every task can be asked. The answer is one sentence. The page in Airflow and the command line show the same.",
     statements: [explain("a2", "why")],
     done: (at) => `Task ${at.a2}: “${at.why}”.`,
   },
   {
     title: "Fail one task, finish the other",
-    text:
-      "The worker commits both decisions in one statement: 0 is FAILURE, 3 is SUCCESS. " +
+    text: "The worker commits both decisions in one statement: 0 is FAILURE, 3 is SUCCESS. " +
       "A task that fails with attempts left is READY again after a delay.",
     statements: [
       {

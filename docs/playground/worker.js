@@ -14,7 +14,7 @@ async function download(path, received) {
   const response = await fetch(new URL(path, MANIFEST));
   if (!response.ok) throw new Error(`${path} cannot be loaded: HTTP ${response.status}`);
   const chunks = [];
-  for (const reader = response.body.getReader(); ;) {
+  for (const reader = response.body.getReader();;) {
     const { done, value } = await reader.read();
     if (done) break;
     chunks.push(value);

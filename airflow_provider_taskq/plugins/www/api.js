@@ -21,7 +21,10 @@ async function answer(response) {
   const body = await response.json().catch(() => null);
   if (response.ok && body) return body;
   const message = typeof body?.error === "string" ? body.error : typeof body?.detail === "string" ? body.detail : null;
-  throw new ApiError(response.status, message ?? DEFAULT_MESSAGES[response.status] ?? `The server answered ${response.status}.`);
+  throw new ApiError(
+    response.status,
+    message ?? DEFAULT_MESSAGES[response.status] ?? `The server answered ${response.status}.`,
+  );
 }
 
 async function send(url, options) {

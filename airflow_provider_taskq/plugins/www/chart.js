@@ -20,11 +20,15 @@ function failureRate(bars) {
   return ended ? (100 * failed) / ended : null;
 }
 
-const percent = (rate) => (rate === null ? "none failed" : `${rate < 10 && rate > 0 ? rate.toFixed(1) : Math.round(rate)} % failed`);
+const percent = (
+  rate,
+) => (rate === null ? "none failed" : `${rate < 10 && rate > 0 ? rate.toFixed(1) : Math.round(rate)} % failed`);
 
 function describe(bars, span) {
   const failed = sum(bars, "failed");
-  return `${span}: ${number(sum(bars, "succeeded"))} succeeded, ${number(failed)} failed, ${number(sum(bars, "other"))} ended otherwise`;
+  return `${span}: ${number(sum(bars, "succeeded"))} succeeded, ${number(failed)} failed, ${
+    number(sum(bars, "other"))
+  } ended otherwise`;
 }
 
 /** The blocks of one bar, from the bottom up: succeeded, ended otherwise, failed. */
@@ -48,9 +52,17 @@ function column(bar, place, places, most, unit) {
   const step = WIDTH / places;
   const back = places - place - 1;
   const when = back ? `${duration(back * unit)} before the last` : "the last";
-  const title = `${when}: ${number(bar.succeeded)} succeeded, ${number(bar.failed)} failed, ${number(bar.other)} otherwise`;
+  const title = `${when}: ${number(bar.succeeded)} succeeded, ${number(bar.failed)} failed, ${
+    number(bar.other)
+  } otherwise`;
   const whole = h("rect", { x: place * step, y: 0, width: step, height: HEIGHT, fill: "transparent" });
-  return h("g", { key: place }, h("title", null, title), whole, blocks(bar, place * step + step * 0.1, step * 0.8, HEIGHT, most));
+  return h(
+    "g",
+    { key: place },
+    h("title", null, title),
+    whole,
+    blocks(bar, place * step + step * 0.1, step * 0.8, HEIGHT, most),
+  );
 }
 
 /** A chart of [{succeeded, failed, other}], the oldest first; `unit`: the seconds of a bar. */
@@ -112,8 +124,24 @@ export function Spark({ of }) {
   const step = width / SPARK_BARS;
   const rate = failureRate(bars);
   const words = describe(bars, "Last hour");
-  const picture = { viewBox: `0 0 ${width} ${height + 1}`, role: "img", "aria-label": words, style: { width: "7.5rem", height: "1.3rem" } };
-  const drawing = bars.map((bar) => h("g", { key: bar.place }, blocks(bar, bar.place * step, step * 0.8, height, most)));
-  const failed = h(UI.Text, { as: "span", fontSize: "xs", color: "fg.error", "aria-hidden": true }, rate ? percent(rate) : null);
-  return h(UI.HStack, { as: "span", gap: 2, whiteSpace: "nowrap" }, h("svg", picture, h("title", null, words), drawing, ground(width, height)), failed);
+  const picture = {
+    viewBox: `0 0 ${width} ${height + 1}`,
+    role: "img",
+    "aria-label": words,
+    style: { width: "7.5rem", height: "1.3rem" },
+  };
+  const drawing = bars.map((bar) =>
+    h("g", { key: bar.place }, blocks(bar, bar.place * step, step * 0.8, height, most))
+  );
+  const failed = h(
+    UI.Text,
+    { as: "span", fontSize: "xs", color: "fg.error", "aria-hidden": true },
+    rate ? percent(rate) : null,
+  );
+  return h(
+    UI.HStack,
+    { as: "span", gap: 2, whiteSpace: "nowrap" },
+    h("svg", picture, h("title", null, words), drawing, ground(width, height)),
+    failed,
+  );
 }

@@ -28,7 +28,13 @@ const PALETTES = {
 /** A status as a badge, in Airflow's color and in words. An exhausted task shows as failed. */
 export function State({ name: status, ...props }) {
   const name = { exhausted: "failed", active: "running" }[status] ?? status;
-  const look = { colorPalette: PALETTES[name] ?? "gray", variant: "solid", borderRadius: "full", fontSize: "xs", px: 2 };
+  const look = {
+    colorPalette: PALETTES[name] ?? "gray",
+    variant: "solid",
+    borderRadius: "full",
+    fontSize: "xs",
+    px: 2,
+  };
   return h(UI.Badge, { ...look, whiteSpace: "nowrap", ...props }, name);
 }
 
@@ -48,7 +54,9 @@ export function Title({ children, focus, aside, badge }) {
     { align: "center", gap: 2, wrap: "wrap", rowGap: 2 },
     title,
     badge,
-    aside ? h(UI.Flex, { gap: 2, wrap: "wrap", w: { base: "full", md: "auto" }, ml: { base: 0, md: "auto" } }, aside) : null,
+    aside
+      ? h(UI.Flex, { gap: 2, wrap: "wrap", w: { base: "full", md: "auto" }, ml: { base: 0, md: "auto" } }, aside)
+      : null,
   );
 }
 
@@ -73,7 +81,10 @@ export function Failure({ error, again }) {
 
 /** Placeholders for rows, so that the layout does not jump when the rows arrive. */
 export function Loading({ rows = 6 }) {
-  const lines = Array.from({ length: rows }, (_, place) => h(UI.Skeleton, { key: place, height: 9, borderRadius: "sm" }));
+  const lines = Array.from(
+    { length: rows },
+    (_, place) => h(UI.Skeleton, { key: place, height: 9, borderRadius: "sm" }),
+  );
   return h(UI.Stack, { gap: 2, role: "status", "aria-label": "Loading", "data-testid": "loading" }, lines);
 }
 
@@ -140,7 +151,15 @@ export function Facts({ facts }) {
 
 /** Preformatted text in a box that scrolls. */
 export function Verbatim({ children, label, ...props }) {
-  const look = { as: "pre", fontSize: "xs", fontFamily: "mono", bg: "bg.subtle", borderWidth: "1px", borderRadius: "md", p: 3 };
+  const look = {
+    as: "pre",
+    fontSize: "xs",
+    fontFamily: "mono",
+    bg: "bg.subtle",
+    borderWidth: "1px",
+    borderRadius: "md",
+    p: 3,
+  };
   const fit = { maxH: "28rem", overflow: "auto", whiteSpace: "pre-wrap", overflowWrap: "anywhere" };
   return h(UI.Box, { ...look, ...fit, tabIndex: 0, role: "region", "aria-label": label, ...props }, children);
 }

@@ -24,5 +24,9 @@ const SHAPES = {
 export function Icon({ name, ...props }) {
   const drawing = { viewBox: "0 0 24 24", fill: "none", stroke: "currentColor", strokeWidth: 2 };
   const ends = { strokeLinecap: "round", strokeLinejoin: "round", "aria-hidden": true, focusable: false };
-  return h(UI.Icon, { asChild: true, boxSize: 4, ...props }, h("svg", { ...drawing, ...ends }, h("path", { d: SHAPES[name] })));
+  return h(
+    UI.Icon,
+    { asChild: true, boxSize: 4, ...props },
+    h("svg", { ...drawing, ...ends }, h("path", { d: SHAPES[name] })),
+  );
 }

@@ -1,7 +1,17 @@
 /** The current view. The URL holds all of it, so that a link shows the same view to another user. */
 import { useCallback, useLocation, useMemo, useSearchParams } from "./airflow_globals.js";
 
-export const FILTERS = ["state", "status", "identifier", "reference", "since", "until", "error", "error_group", "order"];
+export const FILTERS = [
+  "state",
+  "status",
+  "identifier",
+  "reference",
+  "since",
+  "until",
+  "error",
+  "error_group",
+  "order",
+];
 const KEPT = ["conn_id"];
 
 /** The query string of a place, without empty values. */

@@ -1,6 +1,18 @@
 /** The page: connection, tabs, freshness, and the view that the URL names. */
 import { Acting } from "./actions/context.js";
-import { Fragment, h, Link, UI, useCallback, useEffect, useLocation, useMemo, useNavigate, useRef, useState } from "./airflow_globals.js";
+import {
+  Fragment,
+  h,
+  Link,
+  UI,
+  useCallback,
+  useEffect,
+  useLocation,
+  useMemo,
+  useNavigate,
+  useRef,
+  useState,
+} from "./airflow_globals.js";
 import { Liveness, useLive } from "./polling.js";
 import { Icon } from "./icons.js";
 import { Empty, Failure, Freshness, Loading } from "./components.js";
@@ -44,17 +56,32 @@ const VIEWS = {
 const TAB_OF = { topic: "topics", task: "tasks", owner: "owners", search: "tasks" };
 
 function Tab({ to, title, current }) {
-  const look = { color: current ? "fg" : "fg.muted", borderBottomWidth: 3, borderColor: current ? "border.info" : "transparent" };
+  const look = {
+    color: current ? "fg" : "fg.muted",
+    borderBottomWidth: 3,
+    borderColor: current ? "border.info" : "transparent",
+  };
   return h(
     UI.Box,
-    { asChild: true, fontWeight: "bold", px: { base: 2.5, md: 4 }, pb: 2, mb: "-1px", whiteSpace: "nowrap", _hover: { color: "fg" }, ...look },
+    {
+      asChild: true,
+      fontWeight: "bold",
+      px: { base: 2.5, md: 4 },
+      pb: 2,
+      mb: "-1px",
+      whiteSpace: "nowrap",
+      _hover: { color: "fg" },
+      ...look,
+    },
     h(Link, { to, "aria-current": current ? "page" : undefined }, title),
   );
 }
 
 function Tabs({ place }) {
   const shown = TAB_OF[place.view] ?? place.view;
-  const tabs = TABS.map(([view, title]) => h(Tab, { key: view, title, to: place.at({ view }), current: view === shown }));
+  const tabs = TABS.map(([view, title]) =>
+    h(Tab, { key: view, title, to: place.at({ view }), current: view === shown })
+  );
   const bar = useRef(null);
   const hidden = useHidden(bar);
   useEffect(() => {
@@ -64,22 +91,28 @@ function Tabs({ place }) {
   const further = (side, name) =>
     hidden[side]
       ? h(
-          UI.IconButton,
-          {
-            key: side,
-            "aria-label": `Tabs further ${side}`,
-            size: "xs",
-            variant: "subtle",
-            position: "absolute",
-            bottom: 1.5,
-            [side]: 0,
-            onClick: () => bar.current.scrollBy({ left: (side === "left" ? -0.7 : 0.7) * bar.current.clientWidth }),
-          },
-          h(Icon, { name }),
-        )
+        UI.IconButton,
+        {
+          key: side,
+          "aria-label": `Tabs further ${side}`,
+          size: "xs",
+          variant: "subtle",
+          position: "absolute",
+          bottom: 1.5,
+          [side]: 0,
+          onClick: () => bar.current.scrollBy({ left: (side === "left" ? -0.7 : 0.7) * bar.current.clientWidth }),
+        },
+        h(Icon, { name }),
+      )
       : null;
   const nav = h(UI.Flex, { as: "nav", "aria-label": "TaskQ", ref: bar, ...look }, tabs);
-  return h(UI.Box, { position: "relative", flexShrink: 0, minW: 0 }, nav, further("left", "back"), further("right", "next"));
+  return h(
+    UI.Box,
+    { position: "relative", flexShrink: 0, minW: 0 },
+    nav,
+    further("left", "back"),
+    further("right", "next"),
+  );
 }
 
 /** On which sides a scrolling bar has hidden content. */
@@ -112,14 +145,25 @@ function Connections({ connections, conn, place }) {
     value: conn.conn_id,
     onChange: (event) => place.go({ ...CONNECTION_PARAMETERS, conn_id: event.target.value }),
   };
-  return h(UI.NativeSelect.Root, { size: "sm", width: { base: "7.5rem", md: "14rem" } }, h(UI.NativeSelect.Field, field, options), h(UI.NativeSelect.Indicator));
+  return h(
+    UI.NativeSelect.Root,
+    { size: "sm", width: { base: "7.5rem", md: "14rem" } },
+    h(UI.NativeSelect.Field, field, options),
+    h(UI.NativeSelect.Indicator),
+  );
 }
 
 // The parameters that belong to one connection.
-const CONNECTION_PARAMETERS = Object.fromEntries(["topic", "sequence", "owner", "after", "before", "view"].map((name) => [name, null]));
+const CONNECTION_PARAMETERS = Object.fromEntries(
+  ["topic", "sequence", "owner", "after", "before", "view"].map((name) => [name, null]),
+);
 
 // The parameters that belong to one view.
-const ALL_PARAMETERS = Object.fromEntries(["topic", "sequence", "owner", "after", "before", "search", "sort", "trouble", ...FILTERS].map((name) => [name, null]));
+const ALL_PARAMETERS = Object.fromEntries(
+  ["topic", "sequence", "owner", "after", "before", "search", "sort", "trouble", ...FILTERS].map((
+    name,
+  ) => [name, null]),
+);
 
 function chosen(connections, wanted) {
   return connections.find(({ conn_id }) => conn_id === wanted) ?? (wanted ? null : connections[0]);
@@ -149,9 +193,17 @@ function Body({ place, connections, asOf, live, setLive }) {
         UI.HStack,
         { gap: 3, minW: 0 },
         h(Connections, { connections, conn, place }),
-        conn.may_act ? null : h(UI.Badge, { variant: "surface", title: "To act, you need the right to edit this connection" }, "view only"),
+        conn.may_act ? null : h(
+          UI.Badge,
+          { variant: "surface", title: "To act, you need the right to edit this connection" },
+          "view only",
+        ),
       ),
-      h(Find, { key: here, value: place.view === "search" ? place.text : "", onFind: (text) => place.go({ ...ALL_PARAMETERS, view: "search", text }) }),
+      h(Find, {
+        key: here,
+        value: place.view === "search" ? place.text : "",
+        onFind: (text) => place.go({ ...ALL_PARAMETERS, view: "search", text }),
+      }),
       h(Freshness, { asOf, live, onLive: setLive }),
     ),
     h(Acting, { key: conn.conn_id, conn, here }, h(View, { key: here, conn, place, focus: came.current === null })),
@@ -188,8 +240,8 @@ function PageContent() {
   const shown = known.data
     ? h(Body, { place, connections: known.data.connections, asOf, live, setLive })
     : known.error
-      ? h(Failure, { error: known.error, again: known.reload })
-      : h(Loading);
+    ? h(Failure, { error: known.error, again: known.reload })
+    : h(Loading);
   useTitle(titleOf(place));
   const room = { px: { base: 1, md: 2 }, pb: 6, gap: 3, minW: 0, w: "full", overflowY: "auto", h: "full" };
   return h(Liveness.Provider, { value: liveness }, h(UI.Stack, { as: "main", "data-testid": "taskq", ...room }, shown));
@@ -212,6 +264,9 @@ function useTitle(title) {
 function useFreshest(view) {
   const [asOf, setAsOf] = useState(null);
   useEffect(() => setAsOf(null), [view]);
-  const report = useCallback((moment) => setAsOf((before) => (!before || Date.parse(moment) > Date.parse(before) ? moment : before)), []);
+  const report = useCallback(
+    (moment) => setAsOf((before) => (!before || Date.parse(moment) > Date.parse(before) ? moment : before)),
+    [],
+  );
   return [asOf, report];
 }

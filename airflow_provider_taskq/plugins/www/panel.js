@@ -9,12 +9,23 @@ import { TaskRows } from "./views/task_rows.js";
 
 /** Links of the panel lead to the page, on the same connection. */
 function usePage(conn) {
-  return useMemo(() => ({ at: (place) => ({ pathname: "/plugin/taskq", search: search({ conn_id: conn, ...place }) }) }), [conn]);
+  return useMemo(
+    () => ({ at: (place) => ({ pathname: "/plugin/taskq", search: search({ conn_id: conn, ...place }) }) }),
+    [conn],
+  );
 }
 
 function Tasks({ title, tasks, asOf, place, none, owners }) {
   const rows = tasks.length
-    ? h(TaskRows, { label: title, tasks, asOf, place, topics: true, owners, testid: title.toLowerCase().replaceAll(" ", "-") })
+    ? h(TaskRows, {
+      label: title,
+      tasks,
+      asOf,
+      place,
+      topics: true,
+      owners,
+      testid: title.toLowerCase().replaceAll(" ", "-"),
+    })
     : h(UI.Text, { fontSize: "sm", color: "fg.muted" }, none);
   return h(UI.Stack, { as: "section", gap: 2, minW: 0, "aria-label": title }, h(Part, null, title), rows);
 }
@@ -23,10 +34,21 @@ function WaitsFor({ waits, topic, place }) {
   if (!waits.length) return null;
   const columns = [
     { title: "Identifier", look: { fontWeight: "semibold" }, show: ({ identifier }) => identifier },
-    { title: "Newest task", show: ({ task }) => (task ? h(To, { to: place.at({ topic, sequence: task.sequence }) }, `#${task.sequence}`) : "none yet") },
+    {
+      title: "Newest task",
+      show: (
+        { task },
+      ) => (task ? h(To, { to: place.at({ topic, sequence: task.sequence }) }, `#${task.sequence}`) : "none yet"),
+    },
     { title: "State", show: ({ task }) => (task ? h(State, { name: task.status }) : "–") },
   ];
-  const rows = h(Rows, { label: "Waits for", rows: waits, keyOf: ({ identifier }) => identifier, columns, testid: "waits-for" });
+  const rows = h(Rows, {
+    label: "Waits for",
+    rows: waits,
+    keyOf: ({ identifier }) => identifier,
+    columns,
+    testid: "waits-for",
+  });
   return h(UI.Stack, { as: "section", gap: 2, minW: 0, "aria-label": "Waits for" }, h(Part, null, "Waits for"), rows);
 }
 
@@ -61,7 +83,14 @@ function Claim({ claim, asOf, place }) {
     UI.Stack,
     { gap: 2, minW: 0 },
     h(Notice, { status: bad ? "warning" : "success", testid: "claim" }, claim.sentence, " ", owner),
-    h(Tasks, { title: "Claimed", owners: false, tasks: claim.tasks, asOf, place, none: "The claim holds no task any more, and none has ended." }),
+    h(Tasks, {
+      title: "Claimed",
+      owners: false,
+      tasks: claim.tasks,
+      asOf,
+      place,
+      none: "The claim holds no task any more, and none has ended.",
+    }),
   );
 }
 
@@ -69,7 +98,11 @@ function InstanceTasks({ data, details, place }) {
   const { owner, holds, pushed, waits_for: waits, topic, as_of: asOf } = data;
   const nothing = !owner && !holds.length && !pushed.length && !waits.length && !data.drain;
   if (nothing && !topic) {
-    return h(Empty, { title: "No tasks of the queue" }, "This task instance has pushed no task, waits for none and holds none.");
+    return h(
+      Empty,
+      { title: "No tasks of the queue" },
+      "This task instance has pushed no task, waits for none and holds none.",
+    );
   }
   return h(
     UI.Stack,
@@ -79,7 +112,9 @@ function InstanceTasks({ data, details, place }) {
     h(Claim, { claim: data.claim, asOf, place }),
     data.drain ? h(Notice, { status: "info", testid: "drain" }, data.drain) : null,
     h(Tasks, { title: "Holds", owners: false, tasks: holds, asOf, place, none: "The owner holds no task." }),
-    details.first ? h(Tasks, { title: "Pushed", tasks: pushed, asOf, place, none: "The pushed tasks were purged." }) : null,
+    details.first
+      ? h(Tasks, { title: "Pushed", tasks: pushed, asOf, place, none: "The pushed tasks were purged." })
+      : null,
     h(WaitsFor, { waits, topic: topic?.topic, place }),
   );
 }
@@ -87,14 +122,29 @@ function InstanceTasks({ data, details, place }) {
 function InstanceView({ conn, instance, details }) {
   const place = usePage(conn);
   const { topic, first, last, identifiers, claimedAs, claimed, since, wait } = details;
-  const query = { ...named(instance), claimed_as: claimedAs, claimed, since, ...wait, topic, first, last, identifier: identifiers };
+  const query = {
+    ...named(instance),
+    claimed_as: claimedAs,
+    claimed,
+    since,
+    ...wait,
+    topic,
+    first,
+    last,
+    identifier: identifiers,
+  };
   const found = useLive(`${encodeURIComponent(conn)}/instance`, query);
   return h(Loaded, { of: found, rows: 4 }, (data) => h(InstanceTasks, { data, details, place }));
 }
 
 /** The panel that Airflow shows on the page of a task instance. */
 export function Panel({ dagId, runId, taskId, mapIndex }) {
-  const instance = useMemo(() => ({ dagId, runId, taskId, mapIndex: mapIndex ?? "-1" }), [dagId, runId, taskId, mapIndex]);
+  const instance = useMemo(() => ({ dagId, runId, taskId, mapIndex: mapIndex ?? "-1" }), [
+    dagId,
+    runId,
+    taskId,
+    mapIndex,
+  ]);
   const [live, setLive] = useState(true);
   const [asOf, report] = useState(null);
   const liveness = useMemo(() => ({ live, report }), [live]);
@@ -104,7 +154,13 @@ export function Panel({ dagId, runId, taskId, mapIndex }) {
   const content = () => {
     if (connections.error) return h(Failure, { error: connections.error, again: connections.reload });
     if (!connections.data || !details) return h(Loading, { rows: 4 });
-    if (details.ours === false) return h(Empty, { title: "Not a task of TaskQ" }, "Airflow shows this tab on every task instance. This one runs another operator.");
+    if (details.ours === false) {
+      return h(
+        Empty,
+        { title: "Not a task of TaskQ" },
+        "Airflow shows this tab on every task instance. This one runs another operator.",
+      );
+    }
     return conn ? h(InstanceView, { conn, instance, details }) : h(Empty, { title: "No connection to show" });
   };
   return h(

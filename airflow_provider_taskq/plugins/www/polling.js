@@ -12,7 +12,8 @@ export const Liveness = createContext({ live: true, report: () => {} });
 const pause = (took, failures) => Math.min(AT_MOST, Math.max(EVERY, 10 * took) * 2 ** Math.min(failures, 4));
 
 /** Loads a view of a connection as `useLive` does; nothing if the name of the view is null. */
-export const useView = (conn, view, query) => useLive(view === null ? null : `${encodeURIComponent(conn.conn_id)}/${view}`, query);
+export const useView = (conn, view, query) =>
+  useLive(view === null ? null : `${encodeURIComponent(conn.conn_id)}/${view}`, query);
 
 /**
  * Loads a path of the API again and again: {data, error, loading, reload}. If `where` is null it loads nothing.

@@ -10,7 +10,16 @@ const CARDS = {
     "& thead": { position: "absolute", width: "1px", height: "1px", overflow: "hidden", clipPath: "inset(50%)" },
     "&, & tbody, & tfoot": { display: "block" },
     "& tbody tr, & tfoot tr": { display: "block", py: 2, borderBottomWidth: "1px" },
-    "& tbody td, & tfoot td": { display: "flex", width: "auto", alignItems: "flex-start", gap: 3, border: "none", py: 1, textAlign: "start", whiteSpace: "normal" },
+    "& tbody td, & tfoot td": {
+      display: "flex",
+      width: "auto",
+      alignItems: "flex-start",
+      gap: 3,
+      border: "none",
+      py: 1,
+      textAlign: "start",
+      whiteSpace: "normal",
+    },
     "& td[data-empty]": { display: "none" },
     "& td[data-label]::before": {
       content: "attr(data-label)",
@@ -27,7 +36,13 @@ const CARDS = {
 export function Checkbox({ checked, onChange, label }) {
   return h(
     UI.Checkbox.Root,
-    { size: "sm", display: "flex", checked, onCheckedChange: (now) => onChange(now.checked === true), colorPalette: "brand" },
+    {
+      size: "sm",
+      display: "flex",
+      checked,
+      onCheckedChange: (now) => onChange(now.checked === true),
+      colorPalette: "brand",
+    },
     h(UI.Checkbox.HiddenInput, { "aria-label": label }),
     h(UI.Checkbox.Control),
   );
@@ -38,11 +53,26 @@ const ORDERS = { asc: ["ascending", "↑"], desc: ["descending", "↓"] };
 /** The head of a column; sorting: {key, order, by(key)}, if the column has a key to sort by. */
 function header(column, sorting) {
   const look = { whiteSpace: "nowrap", textAlign: column.number ? "end" : "start", width: column.width };
-  if (!sorting || !column.sort) return h(UI.Table.ColumnHeader, { key: column.title, scope: "col", ...look }, column.title);
+  if (!sorting || !column.sort) {
+    return h(UI.Table.ColumnHeader, { key: column.title, scope: "col", ...look }, column.title);
+  }
   const [order, arrow] = column.sort === sorting.key ? ORDERS[sorting.order] : ["none", ""];
-  const press = { variant: "plain", size: "xs", p: 0, h: "auto", minW: 0, fontWeight: "inherit", fontSize: "inherit", onClick: () => sorting.by(column.sort) };
+  const press = {
+    variant: "plain",
+    size: "xs",
+    p: 0,
+    h: "auto",
+    minW: 0,
+    fontWeight: "inherit",
+    fontSize: "inherit",
+    onClick: () => sorting.by(column.sort),
+  };
   const mark = h(UI.Text, { as: "span", "aria-hidden": true, minW: "1ch" }, arrow);
-  const button = h(UI.Button, { ...press, _hover: { textDecoration: "underline" } }, column.number ? [mark, column.title] : [column.title, mark]);
+  const button = h(
+    UI.Button,
+    { ...press, _hover: { textDecoration: "underline" } },
+    column.number ? [mark, column.title] : [column.title, mark],
+  );
   return h(UI.Table.ColumnHeader, { key: column.title, scope: "col", "aria-sort": order, ...look }, button);
 }
 
@@ -51,7 +81,13 @@ function cell(column, row, place) {
   const shown = column.show(row);
   const bare = column.empty?.(row) ? { "data-empty": "" } : {};
   const inner = h(UI.Box, { as: "span", minW: 0, overflowWrap: "anywhere", ...column.look }, shown);
-  return h(UI.Table.Cell, { key: column.title, role: place === 0 ? "rowheader" : "cell", "data-label": column.title, ...bare, ...look }, inner);
+  return h(UI.Table.Cell, {
+    key: column.title,
+    role: place === 0 ? "rowheader" : "cell",
+    "data-label": column.title,
+    ...bare,
+    ...look,
+  }, inner);
 }
 
 /** The column of checkboxes. selection: {keys: Set, toggle(key), all(keys)}. */
@@ -63,7 +99,11 @@ function choices(selection, rows, keyOf) {
     head: h(
       UI.Table.ColumnHeader,
       { key: "-", width: 8, scope: "col" },
-      h(Checkbox, { checked: state, onChange: () => selection.all(state === true ? [] : keys), label: "Select this page" }),
+      h(Checkbox, {
+        checked: state,
+        onChange: () => selection.all(state === true ? [] : keys),
+        label: "Select this page",
+      }),
     ),
     cell: (row) =>
       h(
@@ -86,7 +126,12 @@ function choices(selection, rows, keyOf) {
 export function Rows({ label, columns, rows, keyOf, selection, testid, sorting, foot }) {
   const chosen = selection ? choices(selection, rows, keyOf) : null;
   const line = (row) =>
-    h(UI.Table.Row, { key: keyOf(row), role: "row" }, chosen?.cell(row), columns.map((column, place) => cell(column, row, place)));
+    h(
+      UI.Table.Row,
+      { key: keyOf(row), role: "row" },
+      chosen?.cell(row),
+      columns.map((column, place) => cell(column, row, place)),
+    );
   return h(
     UI.Box,
     { css: { containerType: "inline-size", containerName: "taskq" }, minW: 0 },
@@ -96,9 +141,23 @@ export function Rows({ label, columns, rows, keyOf, selection, testid, sorting, 
       h(
         UI.Table.Root,
         { striped: true, role: "table", "aria-label": label, css: CARDS, "data-testid": testid, fontSize: "sm" },
-        h(UI.Table.Header, { role: "rowgroup" }, h(UI.Table.Row, { role: "row" }, chosen?.head, columns.map((column) => header(column, sorting)))),
+        h(
+          UI.Table.Header,
+          { role: "rowgroup" },
+          h(UI.Table.Row, { role: "row" }, chosen?.head, columns.map((column) => header(column, sorting))),
+        ),
         h(UI.Table.Body, { role: "rowgroup" }, rows.map(line)),
-        foot ? h(UI.Table.Footer, { role: "rowgroup" }, h(UI.Table.Row, { role: "row", fontWeight: "semibold" }, columns.map((column, place) => cell(column, foot, place)))) : null,
+        foot
+          ? h(
+            UI.Table.Footer,
+            { role: "rowgroup" },
+            h(
+              UI.Table.Row,
+              { role: "row", fontWeight: "semibold" },
+              columns.map((column, place) => cell(column, foot, place)),
+            ),
+          )
+          : null,
       ),
     ),
   );
@@ -111,7 +170,12 @@ export const turns = (place, next) => ({
 });
 
 const pageButton = (title, onClick, icon) =>
-  h(UI.Button, { key: title, size: "sm", variant: "outline", disabled: !onClick, onClick: onClick ?? undefined }, title, icon);
+  h(
+    UI.Button,
+    { key: title, size: "sm", variant: "outline", disabled: !onClick, onClick: onClick ?? undefined },
+    title,
+    icon,
+  );
 
 /** The buttons for other pages of a list; none if there is one page. */
 export function Pages({ first, previous, next, note }) {

@@ -1,7 +1,12 @@
 /** What Airflow knows about a task instance: its rendered fields and its XCom, read with the user's own rights. */
 
 /** The instance as parameters of the API. */
-export const named = ({ dagId, runId, taskId, mapIndex }) => ({ dag_id: dagId, run_id: runId, task_id: taskId, map_index: mapIndex });
+export const named = ({ dagId, runId, taskId, mapIndex }) => ({
+  dag_id: dagId,
+  run_id: runId,
+  task_id: taskId,
+  map_index: mapIndex,
+});
 
 async function ask(path, signal) {
   const response = await fetch(new URL(path, document.baseURI), { credentials: "same-origin", signal });
@@ -20,7 +25,9 @@ function parsed(value) {
   }
 }
 
-const list = (value) => (Array.isArray(value) ? value.filter((one) => typeof one === "string") : typeof value === "string" ? [value] : []);
+const list = (
+  value,
+) => (Array.isArray(value) ? value.filter((one) => typeof one === "string") : typeof value === "string" ? [value] : []);
 const text = (value) => (typeof value === "string" ? value : null);
 
 /**
@@ -40,7 +47,9 @@ export async function loadInstance({ dagId, runId, taskId, mapIndex }, signal) {
   const fields = known.value?.rendered_fields ?? {};
   const result = parsed(returned.value?.value);
   const pushed = result && Number.isInteger(result.first) ? result : {};
-  const claimed = result && Number.isInteger(result.claimed) && typeof result.owner === "string" ? result.claimed : null;
+  const claimed = result && Number.isInteger(result.claimed) && typeof result.owner === "string"
+    ? result.claimed
+    : null;
   const refused = known.status === "rejected" || returned.status === "rejected";
   return {
     conn: text(fields.taskq_conn_id) || null,
@@ -53,7 +62,9 @@ export async function loadInstance({ dagId, runId, taskId, mapIndex }, signal) {
     since: claimed === null ? null : text(known.value?.start_date),
     ours: known.status === "rejected" ? null : known.value !== null && isOurs(known.value, result),
     wait: WAITING.includes(known.value?.state) && claimed === null ? waitOf(fields) : null,
-    refused: refused ? "Airflow did not return what this instance pushed or waits for. The list of held tasks is complete." : null,
+    refused: refused
+      ? "Airflow did not return what this instance pushed or waits for. The list of held tasks is complete."
+      : null,
   };
 }
 
@@ -63,15 +74,20 @@ const WAITING = ["running", "deferred", "up_for_reschedule", "up_for_retry", "sc
 /** What a sensor waits for, by the fields that only sensors have; null for another operator. */
 function waitOf(fields) {
   const condition = text(fields.condition);
-  if (fields.min_tasks !== undefined) return { waits_for: "ready", number: Math.max(1, Number(fields.min_tasks) || 1), condition };
-  if (fields.groups !== undefined) return { waits_for: "groups", number: Math.max(1, parsed(fields.groups)?.length ?? 1), condition };
+  if (fields.min_tasks !== undefined) {
+    return { waits_for: "ready", number: Math.max(1, Number(fields.min_tasks) || 1), condition };
+  }
+  if (fields.groups !== undefined) {
+    return { waits_for: "groups", number: Math.max(1, parsed(fields.groups)?.length ?? 1), condition };
+  }
   if (fields.identifiers !== undefined) return { waits_for: "states", wanted: list(parsed(fields.states)) };
   return null;
 }
 
 /** Whether the instance runs an operator of TaskQ. All of them have the field taskq_conn_id. */
 function isOurs(instance, result) {
-  return instance.rendered_fields?.taskq_conn_id !== undefined || /TaskQ|@task\.taskq/.test(instance.operator_name ?? instance.operator ?? "") || Boolean(result?.topic);
+  return instance.rendered_fields?.taskq_conn_id !== undefined ||
+    /TaskQ|@task\.taskq/.test(instance.operator_name ?? instance.operator ?? "") || Boolean(result?.topic);
 }
 
 /** A rendered field holds a list, or the text of a list. */

@@ -5,7 +5,8 @@
  * airflow_globals.js). It imports a module only once and takes the component by its name from `globalThis`, so this
  * module sets both names.
  */
-const TOO_OLD = "The TaskQ page needs the Chakra components that Airflow hands out to plugins, and this Airflow has none.";
+const TOO_OLD =
+  "The TaskQ page needs the Chakra components that Airflow hands out to plugins, and this Airflow has none.";
 
 async function components() {
   if (!globalThis.ChakraUI || !globalThis.ReactRouterDOM) {

@@ -44,6 +44,16 @@ export function Search({ label, value = "", onSearch }) {
     event.preventDefault();
     submit();
   };
-  const field = { type: "search", size: "sm", width: { base: "full", sm: "18rem" }, "aria-label": label, placeholder: label };
-  return h("form", { role: "search", onSubmit: now }, h(UI.Input, { ...field, value: text, onChange: ({ target }) => type(target.value) }));
+  const field = {
+    type: "search",
+    size: "sm",
+    width: { base: "full", sm: "18rem" },
+    "aria-label": label,
+    placeholder: label,
+  };
+  return h(
+    "form",
+    { role: "search", onSubmit: now },
+    h(UI.Input, { ...field, value: text, onChange: ({ target }) => type(target.value) }),
+  );
 }

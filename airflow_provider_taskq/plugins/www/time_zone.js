@@ -1,11 +1,20 @@
 /** Converts between moments and local time in the time zone that the user chose in Airflow. */
 import { timeZone } from "./airflow_globals.js";
 
-const FIELDS = { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" };
+const FIELDS = {
+  year: "numeric",
+  month: "2-digit",
+  day: "2-digit",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+};
 
 /** The local time of a moment as texts: {year, month, day, hour, minute, second}. */
 export function localParts(moment) {
-  const made = new Intl.DateTimeFormat("en", { ...FIELDS, hourCycle: "h23", timeZone: timeZone() }).formatToParts(new Date(moment));
+  const made = new Intl.DateTimeFormat("en", { ...FIELDS, hourCycle: "h23", timeZone: timeZone() }).formatToParts(
+    new Date(moment),
+  );
   return Object.fromEntries(made.map(({ type, value }) => [type, value]));
 }
 

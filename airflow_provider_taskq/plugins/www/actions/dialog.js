@@ -32,7 +32,9 @@ function usePreview(conn, request, options, turn) {
 
 /** The label of the confirm button, with the number of tasks that it changes. */
 function label(kind, preview) {
-  return preview && preview.count !== null && preview.count !== undefined ? `${kind.verb} ${count(preview)}` : kind.verb;
+  return preview && preview.count !== null && preview.count !== undefined
+    ? `${kind.verb} ${count(preview)}`
+    : kind.verb;
 }
 
 /**
@@ -69,7 +71,11 @@ export function ActionDialog({ conn, request, close, done, busy, setBusy }) {
   }
 
   const nothing = preview && preview.count === 0;
-  const cancel = h(UI.Button, { key: "cancel", size: "sm", variant: "outline", disabled: busy, onClick: close }, kind.done ?? "Cancel");
+  const cancel = h(
+    UI.Button,
+    { key: "cancel", size: "sm", variant: "outline", disabled: busy, onClick: close },
+    kind.done ?? "Cancel",
+  );
   const confirmButton = h(
     UI.Button,
     {
@@ -105,5 +111,7 @@ function Preview({ preview, error, danger }) {
 }
 
 function Outcome({ result, failure }) {
-  return failure ? h(Message, { status: "error" }, failure.message) : h(Message, { status: "success" }, result.sentence);
+  return failure
+    ? h(Message, { status: "error" }, failure.message)
+    : h(Message, { status: "success" }, result.sentence);
 }

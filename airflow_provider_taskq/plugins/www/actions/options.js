@@ -17,13 +17,21 @@ const RESULTS = [
 
 function Grace({ value, onChange }) {
   const field = (id) =>
-    h(UI.Input, { id, size: "sm", type: "number", min: 0, value, onChange: ({ target }) => onChange(Math.max(0, Number(target.value))) });
+    h(UI.Input, {
+      id,
+      size: "sm",
+      type: "number",
+      min: 0,
+      value,
+      onChange: ({ target }) => onChange(Math.max(0, Number(target.value))),
+    });
   return h(Labelled, { label: "Spare leases that lapsed less than this many seconds ago" }, field);
 }
 
 function Priority({ value, onChange }) {
   const range = { type: "number", min: -100, max: 100 };
-  const field = (id) => h(UI.Input, { id, size: "sm", ...range, value, onChange: ({ target }) => onChange(Number(target.value)) });
+  const field = (id) =>
+    h(UI.Input, { id, size: "sm", ...range, value, onChange: ({ target }) => onChange(Number(target.value)) });
   return h(Labelled, { label: "Priority, -100 to 100: higher runs first" }, field);
 }
 

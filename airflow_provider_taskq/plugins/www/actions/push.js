@@ -38,7 +38,8 @@ function optionsOf(form) {
 }
 
 function Text({ label, note, value, onChange, ...props }) {
-  const field = (id) => h(UI.Input, { id, size: "sm", value, onChange: ({ target }) => onChange(target.value), ...props });
+  const field = (id) =>
+    h(UI.Input, { id, size: "sm", value, onChange: ({ target }) => onChange(target.value), ...props });
   return h(Labelled, { label: note ? `${label} (${note})` : label }, field);
 }
 
@@ -61,7 +62,15 @@ function Payload({ value, onChange }) {
     }),
     h(
       UI.Text,
-      { key: "note", id: `${id}-note`, fontSize: "xs", mt: 1, color: error ? "fg.error" : "fg.muted", overflowWrap: "anywhere", "data-testid": "json" },
+      {
+        key: "note",
+        id: `${id}-note`,
+        fontSize: "xs",
+        mt: 1,
+        color: error ? "fg.error" : "fg.muted",
+        overflowWrap: "anywhere",
+        "data-testid": "json",
+      },
       note,
     ),
   ];
@@ -73,16 +82,41 @@ function Fields({ form, set }) {
   return h(
     UI.Stack,
     { gap: 4 },
-    h(Text, { label: "Identifier", value: form.identifier, onChange: set("identifier"), required: true, maxLength: 500 }),
+    h(Text, {
+      label: "Identifier",
+      value: form.identifier,
+      onChange: set("identifier"),
+      required: true,
+      maxLength: 500,
+    }),
     h(Payload, { value: form.payload, onChange: set("payload") }),
     h(
       UI.Grid,
       columns,
       h(Text, { label: "Reference", value: form.reference, onChange: set("reference") }),
-      h(Text, { label: "Priority", note: "-100 to 100", type: "number", min: -100, max: 100, value: form.priority, onChange: set("priority") }),
-      h(Text, { label: "Due", note: "now unless set", type: "datetime-local", step: 1, value: form.available_at, onChange: set("available_at") }),
+      h(Text, {
+        label: "Priority",
+        note: "-100 to 100",
+        type: "number",
+        min: -100,
+        max: 100,
+        value: form.priority,
+        onChange: set("priority"),
+      }),
+      h(Text, {
+        label: "Due",
+        note: "now unless set",
+        type: "datetime-local",
+        step: 1,
+        value: form.available_at,
+        onChange: set("available_at"),
+      }),
     ),
-    h(Choice, { label: "Older tasks of this identifier", value: form.insertion, onChange: set("insertion") }, INSERTIONS.map(option)),
+    h(
+      Choice,
+      { label: "Older tasks of this identifier", value: form.insertion, onChange: set("insertion") },
+      INSERTIONS.map(option),
+    ),
     h(
       UI.Checkbox.Root,
       { size: "sm", checked: form.suspended, onCheckedChange: ({ checked }) => set("suspended")(checked === true) },
@@ -107,7 +141,14 @@ export function PushDialog({ conn, request, close, done, busy, setBusy }) {
 
   async function send(confirm) {
     setBusy(true);
-    const body = { action: "push", topic: request.topic, sequences: null, filter: null, options: optionsOf(form), confirm };
+    const body = {
+      action: "push",
+      topic: request.topic,
+      sequences: null,
+      filter: null,
+      options: optionsOf(form),
+      confirm,
+    };
     try {
       const answer = await post(`${encodeURIComponent(conn.conn_id)}/actions`, body);
       setStep({ name: confirm ? "done" : "preview", sentence: answer.sentence });
@@ -123,7 +164,13 @@ export function PushDialog({ conn, request, close, done, busy, setBusy }) {
   const footers = {
     form: () => [
       button("cancel", { ...plain, onClick: close }, "Cancel"),
-      button("check", { colorPalette: "brand", disabled: !ready, loading: busy, onClick: () => send(false), "data-testid": "preview" }, "Preview"),
+      button("check", {
+        colorPalette: "brand",
+        disabled: !ready,
+        loading: busy,
+        onClick: () => send(false),
+        "data-testid": "preview",
+      }, "Preview"),
     ],
     preview: () => [
       button("back", { ...plain, onClick: () => setStep({ name: "form" }) }, "Back"),

@@ -22,8 +22,19 @@ export function Audit({ conn, place, focus }) {
     h(Title, { focus }, place.topic ? `Audit of ${place.topic}` : "Audit"),
     h(Loaded, { of: audit }, ({ audit: rows, next, as_of: asOf }) => [
       rows.length
-        ? h(Rows, { key: "rows", label: "Audit", testid: "audit", rows, keyOf: (row) => row.id, columns: columns(place, asOf) })
-        : h(Empty, { key: "none", title: "No action yet" }, "Every action of the page and of the command line, and every revealed payload, is listed here."),
+        ? h(Rows, {
+          key: "rows",
+          label: "Audit",
+          testid: "audit",
+          rows,
+          keyOf: (row) => row.id,
+          columns: columns(place, asOf),
+        })
+        : h(
+          Empty,
+          { key: "none", title: "No action yet" },
+          "Every action of the page and of the command line, and every revealed payload, is listed here.",
+        ),
       h(Pages, { key: "pages", ...turns(place, next) }),
     ]),
   );

@@ -26,7 +26,13 @@ function Holders({ holders, asOf, place }) {
   if (!holders.length) return null;
   return [
     h(Part, { key: "title" }, "Open transactions that hold a log back"),
-    h(Rows, { key: "rows", label: "Open transactions", rows: holders, keyOf: (row) => `${row.topic}${row.pid}${row.floor}`, columns: holding(place, asOf) }),
+    h(Rows, {
+      key: "rows",
+      label: "Open transactions",
+      rows: holders,
+      keyOf: (row) => `${row.topic}${row.pid}${row.floor}`,
+      columns: holding(place, asOf),
+    }),
   ];
 }
 
@@ -38,9 +44,22 @@ export function ConsumerGroups({ conn, place, focus }) {
     h(Title, { focus }, "Consumer groups"),
     h(Loaded, { of: groups }, ({ consumer_groups: rows, holders, capped, as_of: asOf }) => [
       rows.length
-        ? h(Rows, { key: "rows", label: "Consumer groups", testid: "consumer_groups", rows, keyOf: (row) => `${row.group}/${row.topic}/${row.partition}`, columns: progress(place, asOf) })
-        : h(Empty, { key: "none", title: "No consumer group yet" }, "A consumer group appears once it has stored a cursor."),
-      capped ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only the first are shown; more exist.") : null,
+        ? h(Rows, {
+          key: "rows",
+          label: "Consumer groups",
+          testid: "consumer_groups",
+          rows,
+          keyOf: (row) => `${row.group}/${row.topic}/${row.partition}`,
+          columns: progress(place, asOf),
+        })
+        : h(
+          Empty,
+          { key: "none", title: "No consumer group yet" },
+          "A consumer group appears once it has stored a cursor.",
+        ),
+      capped
+        ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only the first are shown; more exist.")
+        : null,
       h(Holders, { key: "holders", holders, asOf, place }),
     ]),
   );

@@ -13,13 +13,21 @@ function Retry({ topic, group, onDone }) {
   if (!mayAct || !group.failed) return null;
   const filter = { status: "failed", error_group: group.error };
   const subject = `${plural(group.failed, "task")} of ${topic} that failed with ${group.error}`;
-  return h(ActionButton, { icon: "again", size: "xs", onClick: () => act({ action: "retry", topic, filter, subject, onDone }) }, "Retry");
+  return h(ActionButton, {
+    icon: "again",
+    size: "xs",
+    onClick: () => act({ action: "retry", topic, filter, subject, onDone }),
+  }, "Retry");
 }
 
 function columns(topic, place, asOf, onDone) {
   const tasks = (group) => place.at({ view: "tasks", topic, status: "failed", error_group: group.error });
   return [
-    { title: "Failed", number: true, show: (group) => (group.failed ? h(To, { to: tasks(group) }, number(group.failed)) : "0") },
+    {
+      title: "Failed",
+      number: true,
+      show: (group) => (group.failed ? h(To, { to: tasks(group) }, number(group.failed)) : "0"),
+    },
     { title: "Retrying", number: true, empty: (group) => !group.retrying, show: (group) => number(group.retrying) },
     {
       title: "Error",
@@ -30,7 +38,15 @@ function columns(topic, place, asOf, onDone) {
       title: "Last failed",
       look: { whiteSpace: "nowrap" },
       empty: (group) => !group.last_failed,
-      show: (group) => (group.last_failed ? h("time", { dateTime: group.last_failed, title: moment(group.last_failed) }, distance(group.last_failed, asOf)) : "–"),
+      show: (
+        group,
+      ) => (group.last_failed
+        ? h(
+          "time",
+          { dateTime: group.last_failed, title: moment(group.last_failed) },
+          distance(group.last_failed, asOf),
+        )
+        : "–"),
     },
     { title: "", show: (group) => h(Retry, { topic, group, onDone }) },
   ];
@@ -46,7 +62,19 @@ export function Errors({ conn, place, topic }) {
     UI.Stack,
     { gap: 2, minW: 0 },
     h(Part, null, "Failures by error"),
-    h(Rows, { label: "Failures by error", testid: "errors", rows: groups, keyOf: (group) => group.error, columns: columns(topic, place, found.data.as_of, found.reload) }),
-    all >= LOOKED_AT ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, `Only the newest ${number(LOOKED_AT)} failed tasks were read.`) : null,
+    h(Rows, {
+      label: "Failures by error",
+      testid: "errors",
+      rows: groups,
+      keyOf: (group) => group.error,
+      columns: columns(topic, place, found.data.as_of, found.reload),
+    }),
+    all >= LOOKED_AT
+      ? h(
+        UI.Text,
+        { fontSize: "sm", color: "fg.muted" },
+        `Only the newest ${number(LOOKED_AT)} failed tasks were read.`,
+      )
+      : null,
   );
 }

@@ -15,7 +15,9 @@ const STATES = [
 ];
 
 /** The status that corresponds to a state in a link; READY has several. */
-const statusOf = (state) => (state === "ACTIVE" ? "running" : state === "READY" ? "READY" : (state ?? "").toLowerCase());
+const statusOf = (
+  state,
+) => (state === "ACTIVE" ? "running" : state === "READY" ? "READY" : (state ?? "").toLowerCase());
 
 const word = (value) => h("option", { key: value, value }, value);
 export const option = ([value, text]) => h("option", { key: value, value }, text);
@@ -23,7 +25,15 @@ export const option = ([value, text]) => h("option", { key: value, value }, text
 /** A field with its label above it. */
 export function Labelled({ label, children, ...props }) {
   const id = useId();
-  const text = { as: "label", htmlFor: id, fontSize: "xs", fontWeight: "semibold", color: "fg.muted", display: "block", mb: 0.5 };
+  const text = {
+    as: "label",
+    htmlFor: id,
+    fontSize: "xs",
+    fontWeight: "semibold",
+    color: "fg.muted",
+    display: "block",
+    mb: 0.5,
+  };
   return h(UI.Box, { minW: 0, ...props }, h(UI.Text, text, label), children(id));
 }
 
@@ -48,7 +58,11 @@ function Typed({ label, value = "", onChange, echo, wide, ...props }) {
 }
 
 function Moment({ value, onChange, ...props }) {
-  const address = { value: toLocal(value), onChange: (text) => onChange(fromLocal(text)), echo: (text) => toLocal(fromLocal(text)) };
+  const address = {
+    value: toLocal(value),
+    onChange: (text) => onChange(fromLocal(text)),
+    echo: (text) => toLocal(fromLocal(text)),
+  };
   return h(Typed, { ...props, ...address, type: "datetime-local", wide: true, step: 1 });
 }
 
@@ -56,14 +70,17 @@ function Moment({ value, onChange, ...props }) {
 export function Filter({ place, children }) {
   const [more, setMore] = useState(MORE.some((name) => place[name]));
   const [cleared, setCleared] = useState(0);
-  const set = (name) => (value) => place.go({ [name]: value, after: null, before: null }, { replace: true, ifHere: true });
+  const set = (name) => (value) =>
+    place.go({ [name]: value, after: null, before: null }, { replace: true, ifHere: true });
   const status = place.status ?? statusOf(place.state);
-  const setStatus = (word) => place.go({ state: null, status: word || null, after: null, before: null }, { replace: true });
+  const setStatus = (word) =>
+    place.go({ state: null, status: word || null, after: null, before: null }, { replace: true });
   const clear = () => {
     setCleared(cleared + 1); // new fields, which also drops typed text that is not yet in the URL
     place.go(Object.fromEntries([...FILTERS, "after", "before"].map((name) => [name, null])));
   };
-  const field = (Kind, name, label, props) => h(Kind, { key: `${name} ${cleared}`, label, value: place[name], onChange: set(name), ...props });
+  const field = (Kind, name, label, props) =>
+    h(Kind, { key: `${name} ${cleared}`, label, value: place[name], onChange: set(name), ...props });
   const groups = STATES.map(([title, options]) => h("optgroup", { key: title, label: title }, options.map(word)));
   const known = !status || STATES.some(([, words]) => words.includes(status));
   const fill = (least) => `repeat(auto-fill, minmax(min(100%, ${least}), 1fr))`;
@@ -76,7 +93,13 @@ export function Filter({ place, children }) {
       UI.Grid,
       grid,
       children,
-      h(Choice, { label: "Status", value: status, onChange: setStatus }, option(["", "Any"]), known ? null : word(status), groups),
+      h(
+        Choice,
+        { label: "Status", value: status, onChange: setStatus },
+        option(["", "Any"]),
+        known ? null : word(status),
+        groups,
+      ),
       field(Typed, "identifier", "Identifier", { placeholder: "exactly" }),
       h(
         Choice,

@@ -16,7 +16,13 @@ function FindingLinks({ finding, place }) {
   return links.length ? h(UI.HStack, { as: "span", gap: 2, wrap: "wrap", display: "inline-flex", ml: 2 }, links) : null;
 }
 
-const REMEDY = { fontFamily: "mono", fontSize: "xs", color: "fg.muted", whiteSpace: "pre-wrap", overflowWrap: "anywhere" };
+const REMEDY = {
+  fontFamily: "mono",
+  fontSize: "xs",
+  color: "fg.muted",
+  whiteSpace: "pre-wrap",
+  overflowWrap: "anywhere",
+};
 
 function FindingList({ findings, place }) {
   const line = (finding) =>
@@ -41,7 +47,8 @@ const columns = (place) => [
 function bySubject(findings) {
   const subjects = new Map();
   for (const finding of findings) {
-    const found = subjects.get(finding.subject) ?? { subject: finding.subject, severity: finding.severity, findings: [] };
+    const found = subjects.get(finding.subject) ??
+      { subject: finding.subject, severity: finding.severity, findings: [] };
     const isKnown = found.findings.some(({ detail }) => detail === finding.detail);
     if (!isKnown && (finding.severity !== "fine" || found.severity === "fine")) found.findings.push(finding);
     subjects.set(finding.subject, found);
@@ -53,7 +60,9 @@ function bySubject(findings) {
 function verdict(subjects) {
   const bad = subjects.filter(({ severity }) => severity === "critical" || severity === "warning").length;
   if (bad) return `${plural(bad, "subject")} of ${subjects.length} ${bad === 1 ? "needs" : "need"} attention.`;
-  return subjects.some(({ severity }) => severity === "notice") ? "No problems; see the notices." : "All subjects are fine.";
+  return subjects.some(({ severity }) => severity === "notice")
+    ? "No problems; see the notices."
+    : "All subjects are fine.";
 }
 
 export function Health({ conn, place, focus }) {
@@ -66,9 +75,16 @@ export function Health({ conn, place, focus }) {
       const subjects = bySubject(findings);
       return subjects.length
         ? [
-            h(UI.Text, { key: "verdict", fontSize: "sm" }, verdict(subjects)),
-            h(Rows, { key: "rows", label: "Findings", testid: "health", rows: subjects, keyOf: (row) => row.subject, columns: columns(place) }),
-          ]
+          h(UI.Text, { key: "verdict", fontSize: "sm" }, verdict(subjects)),
+          h(Rows, {
+            key: "rows",
+            label: "Findings",
+            testid: "health",
+            rows: subjects,
+            keyOf: (row) => row.subject,
+            columns: columns(place),
+          }),
+        ]
         : h(Empty, { title: "No subject was checked" });
     }),
   );

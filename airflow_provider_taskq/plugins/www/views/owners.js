@@ -18,7 +18,11 @@ function Lease({ owner, asOf }) {
 
 function columns(place, asOf) {
   return [
-    { title: "Owner", look: { fontWeight: "semibold" }, show: (row) => h(To, { to: place.at({ view: "owner", owner: row.owner }) }, row.owner) },
+    {
+      title: "Owner",
+      look: { fontWeight: "semibold" },
+      show: (row) => h(To, { to: place.at({ view: "owner", owner: row.owner }) }, row.owner),
+    },
     { title: "Holds", number: true, show: (row) => count(row.held) },
     { title: "Lease", show: (row) => h(Lease, { owner: row, asOf }) },
     { title: "Last heartbeat", show: (row) => h(When, { at: row.seen, from: asOf, only: "distance" }) },
@@ -42,8 +46,19 @@ export function Owners({ conn, place, focus }) {
     h(Title, { focus, aside }, "Owners"),
     h(Loaded, { of: owners }, ({ owners: rows, next, as_of: asOf }) => [
       rows.length
-        ? h(Rows, { key: "rows", label: "Owners", testid: "owners", rows, keyOf: (row) => row.owner, columns: columns(place, asOf) })
-        : h(Empty, { key: "none", title: place.search ? "No owner contains this text" : "No owner" }, place.search ? null : "No worker has registered."),
+        ? h(Rows, {
+          key: "rows",
+          label: "Owners",
+          testid: "owners",
+          rows,
+          keyOf: (row) => row.owner,
+          columns: columns(place, asOf),
+        })
+        : h(
+          Empty,
+          { key: "none", title: place.search ? "No owner contains this text" : "No owner" },
+          place.search ? null : "No worker has registered.",
+        ),
       h(Pages, { key: "pages", ...turns(place, next) }),
     ]),
   );
@@ -62,20 +77,32 @@ function HeldTasks({ data, place }) {
   const rows = tasks.length
     ? h(TaskRows, { label: "Held tasks", tasks, asOf, place, topics: true, owners: false })
     : h(Empty, { title: "The owner holds no task" });
-  return h(UI.Stack, { gap: 3, minW: 0 }, h(Facts, { facts }), h(Part, null, "Held tasks"), rows, h(Pages, turns(place, next)));
+  return h(
+    UI.Stack,
+    { gap: 3, minW: 0 },
+    h(Facts, { facts }),
+    h(Part, null, "Held tasks"),
+    rows,
+    h(Pages, turns(place, next)),
+  );
 }
 
 export function Owner({ conn, place, focus }) {
   const { mayAct, act } = useActing();
   const name = place.owner;
   const owner = useView(conn, "owner", { owner: name, after: place.after });
-  const release = () => act({ action: "release", options: { owner: name }, subject: `what ${name} holds`, onDone: owner.reload });
+  const release = () =>
+    act({ action: "release", options: { owner: name }, subject: `what ${name} holds`, onDone: owner.reload });
   const there = owner.data?.owner;
   const badge = there?.lapsed ? h(State, { name: "expired" }, "lapsed") : null;
   return h(
     UI.Stack,
     { gap: 3, minW: 0 },
-    h(Title, { focus, badge, aside: mayAct && there ? h(ActionButton, { icon: "release", onClick: release }, "Release") : null }, name),
+    h(Title, {
+      focus,
+      badge,
+      aside: mayAct && there ? h(ActionButton, { icon: "release", onClick: release }, "Release") : null,
+    }, name),
     h(Loaded, { of: owner }, (data) => h(HeldTasks, { data, place })),
   );
 }

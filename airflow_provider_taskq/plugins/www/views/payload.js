@@ -18,7 +18,10 @@ export function Payload({ conn, task }) {
   async function reveal() {
     setState({ loading: true });
     try {
-      const texts = await post(`${encodeURIComponent(conn.conn_id)}/reveal`, { topic: task.topic, sequence: task.sequence });
+      const texts = await post(`${encodeURIComponent(conn.conn_id)}/reveal`, {
+        topic: task.topic,
+        sequence: task.sequence,
+      });
       setState({ texts });
     } catch (error) {
       setState({ error });
@@ -26,19 +29,28 @@ export function Payload({ conn, task }) {
   }
 
   if (!state.texts) {
-    const note = mayAct ? "Reveal shows the text and writes an audit line with your name." : "You need the right to edit this connection to see the text.";
+    const note = mayAct
+      ? "Reveal shows the text and writes an audit line with your name."
+      : "You need the right to edit this connection to see the text.";
     return h(
       UI.Stack,
       { gap: 3, "data-testid": "masked" },
       h(Part, null, "Payload"),
       h(UI.Text, { fontSize: "sm", color: "fg.muted" }, `Hidden: ${sizes.join(" and ")}. ${note}`),
-      mayAct ? h(ActionButton, { icon: "eye", onClick: reveal, loading: state.loading, alignSelf: "start" }, "Reveal") : null,
+      mayAct
+        ? h(ActionButton, { icon: "eye", onClick: reveal, loading: state.loading, alignSelf: "start" }, "Reveal")
+        : null,
       state.error ? h(Failure, { error: state.error }) : null,
     );
   }
   const { payload, output, cut } = state.texts;
   const shown = (title, text) =>
-    text === null ? null : h(UI.Stack, { key: title, gap: 2 }, h(Part, null, title), h(Verbatim, { label: title, "data-testid": title.toLowerCase() }, indent(text)));
+    text === null ? null : h(
+      UI.Stack,
+      { key: title, gap: 2 },
+      h(Part, null, title),
+      h(Verbatim, { label: title, "data-testid": title.toLowerCase() }, indent(text)),
+    );
   return h(
     UI.Stack,
     { gap: 3, minW: 0, "aria-live": "polite" },

@@ -13,23 +13,49 @@ export function Find({ value = "", onFind }) {
     if (text.trim()) onFind(text.trim());
   };
   const label = "Find a task in all topics";
-  const field = { type: "search", size: "sm", width: { base: "full", sm: "17rem" }, "aria-label": label, placeholder: "Find #, identifier, reference" };
-  return h("form", { role: "search", "aria-label": label, onSubmit: find }, h(UI.Input, { ...field, value: text, onChange: ({ target }) => setText(target.value) }));
+  const field = {
+    type: "search",
+    size: "sm",
+    width: { base: "full", sm: "17rem" },
+    "aria-label": label,
+    placeholder: "Find #, identifier, reference",
+  };
+  return h(
+    "form",
+    { role: "search", "aria-label": label, onSubmit: find },
+    h(UI.Input, { ...field, value: text, onChange: ({ target }) => setText(target.value) }),
+  );
 }
 
 export function SearchResults({ conn, place, focus }) {
   const text = place.text ?? "";
   const found = useView(conn, text ? "search" : null, { text });
-  const none = h(Empty, { title: "No task matches" }, "The search compares whole sequences, identifiers and references. In a topic, More filters finds tasks by their error.");
+  const none = h(
+    Empty,
+    { title: "No task matches" },
+    "The search compares whole sequences, identifiers and references. In a topic, More filters finds tasks by their error.",
+  );
   return h(
     UI.Stack,
     { gap: 3, minW: 0 },
     h(Title, { focus }, text ? `Tasks found by ${text}` : "Find a task"),
     text
       ? h(Loaded, { of: found }, ({ tasks, more, as_of: asOf }) => [
-          tasks.length ? h(TaskRows, { key: "rows", label: "Found tasks", tasks, asOf, place, topics: true, testid: "found" }) : h(Fragment, { key: "none" }, none),
-          more ? h(UI.Text, { key: "more", fontSize: "sm", color: "fg.muted" }, "Only the newest tasks are shown; more exist.") : null,
-        ])
-      : h(Empty, { title: "Enter a search text" }, "A sequence such as 4711, an identifier or a reference, in the field above."),
+        tasks.length
+          ? h(TaskRows, { key: "rows", label: "Found tasks", tasks, asOf, place, topics: true, testid: "found" })
+          : h(Fragment, { key: "none" }, none),
+        more
+          ? h(
+            UI.Text,
+            { key: "more", fontSize: "sm", color: "fg.muted" },
+            "Only the newest tasks are shown; more exist.",
+          )
+          : null,
+      ])
+      : h(
+        Empty,
+        { title: "Enter a search text" },
+        "A sequence such as 4711, an identifier or a reference, in the field above.",
+      ),
   );
 }

@@ -10,7 +10,14 @@ import { Payload } from "./payload.js";
 import { Holder } from "./task_rows.js";
 import { Timeline } from "./timeline.js";
 
-const TONES = { ACTIVE: "info", SUCCEEDED: "success", FAILED: "error", EXPIRED: "error", SUSPENDED: "warning", READY: "warning" };
+const TONES = {
+  ACTIVE: "info",
+  SUCCEEDED: "success",
+  FAILED: "error",
+  EXPIRED: "error",
+  SUSPENDED: "warning",
+  READY: "warning",
+};
 
 /** The reason why a task is not running, as an alert. A READY task that waits normally is no problem. */
 function Why({ why, waitsNormally, task }) {
@@ -19,7 +26,11 @@ function Why({ why, waitsNormally, task }) {
     UI.Alert.Root,
     { status, size: "lg", role: "note", "aria-label": "Why", "data-testid": "why", py: 3 },
     h(UI.Alert.Indicator),
-    h(UI.Alert.Title, { overflowWrap: "anywhere", fontWeight: "medium", fontSize: "md" }, why ? sentence(why) : "No reason is known."),
+    h(
+      UI.Alert.Title,
+      { overflowWrap: "anywhere", fontWeight: "medium", fontSize: "md" },
+      why ? sentence(why) : "No reason is known.",
+    ),
   );
 }
 
@@ -29,8 +40,16 @@ function facts(task, asOf, place) {
     ["Topic", h(To, { to: place.at({ topic: task.topic }) }, task.topic)],
     ["Sequence", String(task.sequence)],
     ["State", task.descent ? `${task.state}, before that ${task.descent}` : task.state],
-    ["Identifier", h(To, { to: place.at({ topic: task.topic, view: "tasks", identifier: task.identifier }) }, task.identifier)],
-    ["Reference", task.reference ? h(To, { to: place.at({ topic: task.topic, view: "tasks", reference: task.reference }) }, task.reference) : null],
+    [
+      "Identifier",
+      h(To, { to: place.at({ topic: task.topic, view: "tasks", identifier: task.identifier }) }, task.identifier),
+    ],
+    [
+      "Reference",
+      task.reference
+        ? h(To, { to: place.at({ topic: task.topic, view: "tasks", reference: task.reference }) }, task.reference)
+        : null,
+    ],
     ["Owner", task.owner ? h(Holder, { name: task.owner, place }) : null],
     ["In Airflow", task.links ? h(InAirflow, { links: task.links }) : null],
     ["Lease until", task.state === "ACTIVE" && task.lease_until ? h(When, { at: task.lease_until, from: asOf }) : null],
@@ -53,24 +72,43 @@ function DependsOn({ dependencies, place }) {
     h(
       UI.HStack,
       { as: "li", key: `${topic}/${identifier}`, gap: 2, wrap: "wrap", fontSize: "sm" },
-      sequence === null ? `${topic}: ${identifier}` : h(To, { to: place.at({ topic, sequence }) }, `${topic} #${sequence}: ${identifier}`),
+      sequence === null
+        ? `${topic}: ${identifier}`
+        : h(To, { to: place.at({ topic, sequence }) }, `${topic} #${sequence}: ${identifier}`),
       state ? h(State, { name: state.toLowerCase() }) : h(UI.Text, { color: "fg.muted" }, "there is none"),
     );
-  return [h(Part, { key: "title" }, "Depends on"), h(UI.Stack, { key: "list", as: "ul", gap: 1, listStyleType: "none" }, dependencies.map(one))];
+  return [
+    h(Part, { key: "title" }, "Depends on"),
+    h(UI.Stack, { key: "list", as: "ul", gap: 1, listStyleType: "none" }, dependencies.map(one)),
+  ];
 }
 
 function Details({ data, conn, place }) {
   const { task, why, waits_normally: waitsNormally, timeline, as_of: asOf } = data;
-  const columns = { gridTemplateColumns: { base: "minmax(0, 1fr)", xl: "minmax(0, 3fr) minmax(20rem, 2fr)" }, gap: 6, alignItems: "start" };
+  const columns = {
+    gridTemplateColumns: { base: "minmax(0, 1fr)", xl: "minmax(0, 3fr) minmax(20rem, 2fr)" },
+    gap: 6,
+    alignItems: "start",
+  };
   const left = h(
     UI.Stack,
     { gap: 3, minW: 0 },
     h(Facts, { facts: facts(task, asOf, place) }),
     h(DependsOn, { dependencies: data.depends_on, place }),
-    task.error ? [h(Part, { key: "title" }, "Error"), h(Verbatim, { key: "text", label: "Error", "data-testid": "error" }, task.error)] : null,
+    task.error
+      ? [
+        h(Part, { key: "title" }, "Error"),
+        h(Verbatim, { key: "text", label: "Error", "data-testid": "error" }, task.error),
+      ]
+      : null,
     h(Payload, { conn, task }),
   );
-  const right = h(UI.Stack, { gap: 3, minW: 0 }, h(Part, { mt: 0 }, "Timeline"), h(Timeline, { events: timeline, asOf, place, task }));
+  const right = h(
+    UI.Stack,
+    { gap: 3, minW: 0 },
+    h(Part, { mt: 0 }, "Timeline"),
+    h(Timeline, { events: timeline, asOf, place, task }),
+  );
   return h(UI.Stack, { gap: 4, minW: 0 }, h(Why, { why, waitsNormally, task }), h(UI.Grid, columns, left, right));
 }
 
@@ -79,14 +117,23 @@ const ENDED = ["EXPIRED", "FAILED", "SUSPENDED", "FILTERED", "SUCCEEDED"];
 function Buttons({ task, reload }) {
   const { mayAct, act } = useActing();
   if (!mayAct || !task || task.state === "ACTIVE") return task && mayAct ? h(Release, { task, act, reload }) : null;
-  const kinds = ENDED.includes(task.state) ? ["retry", "reassign", "purge"] : task.state === "READY" ? [...OF_WAITING, "purge"] : ["purge"];
+  const kinds = ENDED.includes(task.state)
+    ? ["retry", "reassign", "purge"]
+    : task.state === "READY"
+    ? [...OF_WAITING, "purge"]
+    : ["purge"];
   const target = { topic: task.topic, sequences: [task.sequence], subject: `task #${task.sequence} of ${task.topic}` };
   return h(TaskButtons, { target, onDone: reload, kinds });
 }
 
 /** Releases the owner of a held task with all its tasks; the preview shows their number. */
 function Release({ task, act, reload }) {
-  const target = { action: "release", options: { owner: task.owner }, subject: `what ${task.owner} holds`, onDone: reload };
+  const target = {
+    action: "release",
+    options: { owner: task.owner },
+    subject: `what ${task.owner} holds`,
+    onDone: reload,
+  };
   return h(UI.Button, { size: "sm", variant: "outline", onClick: () => act(target) }, "Release its owner");
 }
 
@@ -95,8 +142,15 @@ export function Task({ conn, place, focus }) {
   const found = useView(conn, "task", { topic, sequence });
   const task = found.data?.task;
   const badge = task ? h(State, { name: task.status }) : null;
-  const title = task ? [`#${sequence} `, h(UI.Text, { key: "identifier", as: "span", fontWeight: "normal" }, task.identifier)] : `#${sequence}`;
-  const up = h(UI.Box, { fontSize: "sm" }, h(To, { to: place.at({ topic }) }, topic), h(UI.Text, { as: "span", color: "fg.muted" }, " / task"));
+  const title = task
+    ? [`#${sequence} `, h(UI.Text, { key: "identifier", as: "span", fontWeight: "normal" }, task.identifier)]
+    : `#${sequence}`;
+  const up = h(
+    UI.Box,
+    { fontSize: "sm" },
+    h(To, { to: place.at({ topic }) }, topic),
+    h(UI.Text, { as: "span", color: "fg.muted" }, " / task"),
+  );
   return h(
     UI.Stack,
     { gap: 3, minW: 0 },

@@ -9,10 +9,10 @@ function Moment({ task, asOf }) {
   const [word, at] = task.completed
     ? ["ended", task.completed]
     : task.state === "ACTIVE"
-      ? [Date.parse(task.lease_until) < Date.parse(asOf) ? "lease lapsed" : "lease ends", task.lease_until]
-      : task.state === "READY" && task.status !== "blocked"
-        ? ["due", task.available_at]
-        : ["pushed", task.created];
+    ? [Date.parse(task.lease_until) < Date.parse(asOf) ? "lease lapsed" : "lease ends", task.lease_until]
+    : task.state === "READY" && task.status !== "blocked"
+    ? ["due", task.available_at]
+    : ["pushed", task.created];
   if (!at) return "–";
   const times = attemptTimes(task, task.state === "ACTIVE" ? "running for" : "ran");
   const shown = h("time", { dateTime: at, title: moment(at) }, `${word} ${distance(at, asOf)}`);
@@ -34,9 +34,19 @@ function columns(place, asOf, topics, owners) {
     { title: "Identifier", look: CLAMPED, show: (task) => link(task, task.identifier) },
     { title: "Status", show: (task) => h(State, { name: task.status }) },
     { title: "Attempt", number: true, empty: (task) => !task.attempt, show: (task) => task.attempt },
-    { title: "Pushed", show: (task) => h("time", { dateTime: task.created }, moment(task.created)), look: { whiteSpace: "nowrap" } },
+    {
+      title: "Pushed",
+      show: (task) => h("time", { dateTime: task.created }, moment(task.created)),
+      look: { whiteSpace: "nowrap" },
+    },
     { title: "When", look: { whiteSpace: "nowrap" }, show: (task) => h(Moment, { task, asOf }) },
-    owners && { title: "Owner", look: CLAMPED, empty: (task) => !task.owner, show: (task) => h(Holder, { name: task.owner, place }) },
+    owners &&
+    {
+      title: "Owner",
+      look: CLAMPED,
+      empty: (task) => !task.owner,
+      show: (task) => h(Holder, { name: task.owner, place }),
+    },
     {
       title: "Error",
       empty: (task) => !task.error_summary,
@@ -48,5 +58,12 @@ function columns(place, asOf, topics, owners) {
 
 /** A table of tasks. `topics`, `owners`: whether it has these columns; `selection` as in table.js. */
 export function TaskRows({ label, tasks, asOf, place, topics = false, owners = true, selection, testid = "tasks" }) {
-  return h(Rows, { label, testid, rows: tasks, keyOf: (task) => task.sequence, selection, columns: columns(place, asOf, topics, owners) });
+  return h(Rows, {
+    label,
+    testid,
+    rows: tasks,
+    keyOf: (task) => task.sequence,
+    selection,
+    columns: columns(place, asOf, topics, owners),
+  });
 }

@@ -40,7 +40,11 @@ const stopNote = (data) =>
 function TaskPage({ data, place, filter, selection, reload, topic }) {
   const filtered = Object.keys(filter).length > 0;
   const none = filtered
-    ? h(Empty, { title: "No task matches" }, "Loosen the filter: it compares whole identifiers and references, and a part of the error.")
+    ? h(
+      Empty,
+      { title: "No task matches" },
+      "Loosen the filter: it compares whole identifiers and references, and a part of the error.",
+    )
     : h(Empty, { title: "No task yet" }, "No task has been pushed to this topic, or all were purged.");
   const turn = (name, value) => (value ? () => place.go({ after: null, before: null, [name]: value }) : null);
   const rows = { label: "Tasks", tasks: data.tasks, asOf: data.as_of, place, selection };
@@ -74,6 +78,10 @@ export function TaskList({ conn, place, topic, children }) {
 
 /** The tab of tasks, with a field for the topic. */
 export function Tasks({ conn, place, focus }) {
-  const field = h(TopicField, { conn, value: place.topic, onChoose: (topic) => place.go({ topic, after: null, before: null }) });
+  const field = h(TopicField, {
+    conn,
+    value: place.topic,
+    onChoose: (topic) => place.go({ topic, after: null, before: null }),
+  });
   return h(UI.Stack, { gap: 3 }, h(Title, { focus }, "Tasks"), h(TaskList, { conn, place, topic: place.topic }, field));
 }

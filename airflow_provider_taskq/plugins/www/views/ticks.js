@@ -22,9 +22,22 @@ export function Ticks({ conn, place, focus }) {
     h(Title, { focus }, place.topic ? `Ticks of ${place.topic}` : "Ticks"),
     h(Loaded, { of: ticks }, ({ ticks: rows, capped, as_of: asOf }) => [
       rows.length
-        ? h(Rows, { key: "rows", label: "Ticks", testid: "ticks", rows, keyOf: (row) => `${row.topic}/${row.prefix}/${row.config_hash}`, columns: columns(place, asOf) })
-        : h(Empty, { key: "none", title: "No tick waits" }, "`taskq ticks install` or TaskQTicksOperator installs ticks ahead, one task for each moment."),
-      capped ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only the next ticks are shown; more exist.") : null,
+        ? h(Rows, {
+          key: "rows",
+          label: "Ticks",
+          testid: "ticks",
+          rows,
+          keyOf: (row) => `${row.topic}/${row.prefix}/${row.config_hash}`,
+          columns: columns(place, asOf),
+        })
+        : h(
+          Empty,
+          { key: "none", title: "No tick waits" },
+          "`taskq ticks install` or TaskQTicksOperator installs ticks ahead, one task for each moment.",
+        ),
+      capped
+        ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only the next ticks are shown; more exist.")
+        : null,
     ]),
   );
 }

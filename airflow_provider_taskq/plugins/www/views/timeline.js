@@ -61,8 +61,13 @@ function Copy({ event, place, task }) {
 
 function Event({ event, asOf, place, task, last }) {
   const [icon, palette] = (event.what === "ended" && ENDS[event.state]) || (LOOKS[event.what] ?? ["next", "gray"]);
-  const by = [event.holder ? ["by", h(Holder, { name: event.holder, place })] : null, event.actor || event.role ? ["requested by", person(event.actor, event.role)] : null];
-  const people = by.filter(Boolean).map(([word, name]) => h(UI.Box, { key: word, fontSize: "sm", overflowWrap: "anywhere" }, `${word} `, name));
+  const by = [
+    event.holder ? ["by", h(Holder, { name: event.holder, place })] : null,
+    event.actor || event.role ? ["requested by", person(event.actor, event.role)] : null,
+  ];
+  const people = by.filter(Boolean).map(([word, name]) =>
+    h(UI.Box, { key: word, fontSize: "sm", overflowWrap: "anywhere" }, `${word} `, name)
+  );
   return h(
     UI.Timeline.Item,
     { as: "li" },
@@ -70,7 +75,11 @@ function Event({ event, asOf, place, task, last }) {
       UI.Timeline.Connector,
       null,
       last ? null : h(UI.Timeline.Separator),
-      h(UI.Timeline.Indicator, { colorPalette: palette, bg: "colorPalette.solid", color: "colorPalette.contrast" }, h(Icon, { name: icon, boxSize: 3 })),
+      h(
+        UI.Timeline.Indicator,
+        { colorPalette: palette, bg: "colorPalette.solid", color: "colorPalette.contrast" },
+        h(Icon, { name: icon, boxSize: 3 }),
+      ),
     ),
     h(
       UI.Timeline.Content,
@@ -89,12 +98,23 @@ function Event({ event, asOf, place, task, last }) {
 function Reason({ error, summary }) {
   const look = { fontFamily: "mono", fontSize: "xs", overflowWrap: "anywhere", color: "fg.muted" };
   if (error.trim() === summary) return h(UI.Text, look, summary);
-  const whole = h(UI.Box, { as: "pre", ...look, whiteSpace: "pre-wrap", maxH: "16rem", overflow: "auto", mt: 1 }, error);
+  const whole = h(
+    UI.Box,
+    { as: "pre", ...look, whiteSpace: "pre-wrap", maxH: "16rem", overflow: "auto", mt: 1 },
+    error,
+  );
   return h("details", null, h(UI.Box, { as: "summary", cursor: "pointer", ...look }, summary), whole);
 }
 
 export function Timeline({ events, asOf, place, task }) {
   const newest = [...events].reverse();
-  const line = (event, at) => h(Event, { key: `${event.what}${event.happened}${at}`, event, asOf, place, task, last: at === newest.length - 1 });
-  return h(UI.Timeline.Root, { as: "ol", size: "sm", "aria-label": "Timeline", "data-testid": "timeline", listStyleType: "none" }, newest.map(line));
+  const line = (event, at) =>
+    h(Event, { key: `${event.what}${event.happened}${at}`, event, asOf, place, task, last: at === newest.length - 1 });
+  return h(UI.Timeline.Root, {
+    as: "ol",
+    size: "sm",
+    "aria-label": "Timeline",
+    "data-testid": "timeline",
+    listStyleType: "none",
+  }, newest.map(line));
 }

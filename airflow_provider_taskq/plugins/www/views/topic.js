@@ -28,7 +28,15 @@ function StatusCount({ title, of, to, palette }) {
   const color = some && palette ? `${palette}.fg` : some ? "fg" : "fg.subtle";
   return h(
     UI.Box,
-    { asChild: true, borderWidth: "1px", borderRadius: "md", px: 3, py: 2, minW: 0, _hover: { borderColor: "border.emphasized", bg: "bg.subtle" } },
+    {
+      asChild: true,
+      borderWidth: "1px",
+      borderRadius: "md",
+      px: 3,
+      py: 2,
+      minW: 0,
+      _hover: { borderColor: "border.emphasized", bg: "bg.subtle" },
+    },
     h(
       Link,
       { to, "aria-label": `${title}: ${count(of)}` },
@@ -62,7 +70,12 @@ function Consumers({ owners, asOf, place }) {
     { title: "Holds", number: true, show: (row) => count(row.held) },
     {
       title: "Lease",
-      show: (row) => h("time", { dateTime: row.lease_until, title: moment(row.lease_until) }, `${row.lapsed ? "lapsed" : "ends"} ${distance(row.lease_until, asOf)}`),
+      show: (row) =>
+        h(
+          "time",
+          { dateTime: row.lease_until, title: moment(row.lease_until) },
+          `${row.lapsed ? "lapsed" : "ends"} ${distance(row.lease_until, asOf)}`,
+        ),
     },
     { title: "In Airflow", empty: (row) => !row.links, show: (row) => h(InAirflow, { links: row.links }) },
   ];
@@ -79,7 +92,11 @@ function Policy({ policy }) {
     const shown = value === null ? absent : DURATIONS.has(name) ? duration(value) : String(value);
     return [words.charAt(0).toUpperCase() + words.slice(1), shown];
   });
-  const summary = h(UI.Box, { as: "summary", cursor: "pointer", fontSize: "sm", fontWeight: "semibold", mb: 2 }, "Policy");
+  const summary = h(
+    UI.Box,
+    { as: "summary", cursor: "pointer", fontSize: "sm", fontWeight: "semibold", mb: 2 },
+    "Policy",
+  );
   return h("details", null, summary, h(Facts, { facts }));
 }
 
@@ -127,7 +144,11 @@ function Buttons({ topic, paused, onDone }) {
     Fragment,
     null,
     h(ActionButton, { icon: "plus", onClick: () => act({ action: "push", ...target }) }, "Push a task"),
-    h(ActionButton, { icon: paused ? "play" : "pause", onClick: () => act({ action: turn, ...target }) }, paused ? "Resume" : "Pause"),
+    h(
+      ActionButton,
+      { icon: paused ? "play" : "pause", onClick: () => act({ action: turn, ...target }) },
+      paused ? "Resume" : "Pause",
+    ),
   );
 }
 

@@ -25,7 +25,21 @@ export function TopicField({ conn, value = "", onChoose }) {
   const submit = () => text !== shown.current && choose(text);
   const enter = (event) => event.key === "Enter" && submit();
   const field = (id) =>
-    h(UI.Input, { id, list, size: "sm", value: text, placeholder: "name", onChange: typed, onBlur: submit, onKeyDown: enter, autoComplete: "off" });
+    h(UI.Input, {
+      id,
+      list,
+      size: "sm",
+      value: text,
+      placeholder: "name",
+      onChange: typed,
+      onBlur: submit,
+      onKeyDown: enter,
+      autoComplete: "off",
+    });
   const options = names.map((name) => h("option", { key: name, value: name }));
-  return h(Labelled, { label: "Topic" }, (id) => [h("span", { key: "field" }, field(id)), h("datalist", { key: "list", id: list }, options)]);
+  return h(
+    Labelled,
+    { label: "Topic" },
+    (id) => [h("span", { key: "field" }, field(id)), h("datalist", { key: "list", id: list }, options)],
+  );
 }

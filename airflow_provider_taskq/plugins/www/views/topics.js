@@ -12,8 +12,16 @@ import { option } from "./filter.js";
 function Counted({ of, to, palette }) {
   const some = atLeast(of) > 0;
   if (!some) return h(UI.Text, { as: "span", color: "fg.subtle" }, "0");
-  const look = { color: palette ? `${palette}.fg` : "fg", fontWeight: palette ? "semibold" : "normal", textDecoration: "underline" };
-  return h(UI.Box, { asChild: true, ...look, textDecorationColor: "border.emphasized", textUnderlineOffset: "3px" }, h(Link, { to }, count(of)));
+  const look = {
+    color: palette ? `${palette}.fg` : "fg",
+    fontWeight: palette ? "semibold" : "normal",
+    textDecoration: "underline",
+  };
+  return h(
+    UI.Box,
+    { asChild: true, ...look, textDecorationColor: "border.emphasized", textUnderlineOffset: "3px" },
+    h(Link, { to }, count(of)),
+  );
 }
 
 function columns(place, throughput) {
@@ -23,11 +31,17 @@ function columns(place, throughput) {
     number: true,
     sort: name,
     empty: (row) => atLeast(row[name]) === 0,
-    show: (row) => (row.total ? count(row[name]) : h(Counted, { of: row[name], to: tasks(row.topic, filter), palette })),
+    show: (
+      row,
+    ) => (row.total ? count(row[name]) : h(Counted, { of: row[name], to: tasks(row.topic, filter), palette })),
   });
   const lately = (row) => throughput?.topics[row.topic];
   return [
-    { title: "Topic", sort: "topic", show: (row) => (row.total ? plural(row.topics, "topic") : h(Name, { row, place })) },
+    {
+      title: "Topic",
+      sort: "topic",
+      show: (row) => (row.total ? plural(row.topics, "topic") : h(Name, { row, place })),
+    },
     counted("Ready", "ready", { status: "ready" }),
     counted("Scheduled", "scheduled", { status: "scheduled" }),
     counted("Retrying", "retrying", { status: "retrying" }),
@@ -37,9 +51,26 @@ function columns(place, throughput) {
     counted("Failed", "failed", { status: "failed" }, "failed"),
     counted("Suspended", "suspended", { status: "suspended" }),
     counted("Expired", "expired", { status: "expired" }, "failed"),
-    { title: "Oldest due", number: true, sort: "oldest", empty: (row) => !row.oldest_seconds, show: (row) => (row.total ? null : duration(row.oldest_seconds)) },
-    { title: "Consumers", number: true, sort: "consumers", empty: (row) => !row.consumers, show: (row) => (row.total ? null : row.consumers) },
-    { title: "Last hour", width: "13rem", empty: (row) => !lately(row), show: (row) => (row.total ? null : h(Spark, { of: lately(row) })) },
+    {
+      title: "Oldest due",
+      number: true,
+      sort: "oldest",
+      empty: (row) => !row.oldest_seconds,
+      show: (row) => (row.total ? null : duration(row.oldest_seconds)),
+    },
+    {
+      title: "Consumers",
+      number: true,
+      sort: "consumers",
+      empty: (row) => !row.consumers,
+      show: (row) => (row.total ? null : row.consumers),
+    },
+    {
+      title: "Last hour",
+      width: "13rem",
+      empty: (row) => !lately(row),
+      show: (row) => (row.total ? null : h(Spark, { of: lately(row) })),
+    },
   ];
 }
 
@@ -61,11 +92,25 @@ function sortingOf(place) {
 
 /** The sort field of narrow tables, and the switch to topics in trouble. */
 function Choices({ place, sorting, sorts }) {
-  const field = { "aria-label": "Sort by", value: sorting.key, onChange: ({ target }) => place.go({ sort: target.value, order: null, after: null }) };
-  const sort = h(UI.NativeSelect.Root, { size: "sm", width: "9rem", hideFrom: "md" }, h(UI.NativeSelect.Field, field, sorts.map(option)), h(UI.NativeSelect.Indicator));
+  const field = {
+    "aria-label": "Sort by",
+    value: sorting.key,
+    onChange: ({ target }) => place.go({ sort: target.value, order: null, after: null }),
+  };
+  const sort = h(
+    UI.NativeSelect.Root,
+    { size: "sm", width: "9rem", hideFrom: "md" },
+    h(UI.NativeSelect.Field, field, sorts.map(option)),
+    h(UI.NativeSelect.Indicator),
+  );
   const trouble = h(
     UI.Switch.Root,
-    { size: "sm", checked: place.trouble === "true", onCheckedChange: ({ checked }) => place.go({ trouble: checked ? "true" : null, after: null }), colorPalette: "brand" },
+    {
+      size: "sm",
+      checked: place.trouble === "true",
+      onCheckedChange: ({ checked }) => place.go({ trouble: checked ? "true" : null, after: null }),
+      colorPalette: "brand",
+    },
     h(UI.Switch.HiddenInput),
     h(UI.Switch.Control),
     h(UI.Switch.Label, { fontWeight: "normal" }, "Only topics in trouble"),
@@ -93,11 +138,22 @@ export function Topics({ conn, place, focus }) {
     h(Title, { focus, aside }, "Topics"),
     h(Loaded, { of: topics }, ({ topics: rows, totals, next, capped }) => [
       rows.length
-        ? h(Rows, { key: "rows", label: "Topics", testid: "topics", rows, keyOf: (row) => row.topic, columns: shown, sorting, foot: { ...totals, total: true } })
+        ? h(Rows, {
+          key: "rows",
+          label: "Topics",
+          testid: "topics",
+          rows,
+          keyOf: (row) => row.topic,
+          columns: shown,
+          sorting,
+          foot: { ...totals, total: true },
+        })
         : h(None, { key: "none", search, trouble }),
       h(Pages, {
         key: "pages",
-        note: capped ? "Only the first 1,000 topics by name are sorted and totaled: search for a part of the name." : null,
+        note: capped
+          ? "Only the first 1,000 topics by name are sorted and totaled: search for a part of the name."
+          : null,
         ...turns(place, next),
       }),
     ]),
@@ -106,7 +162,15 @@ export function Topics({ conn, place, focus }) {
 
 const None = ({ search, trouble }) =>
   trouble
-    ? h(Empty, { title: "No topic is in trouble" }, "No topic is paused, has failed or expired tasks, or has a task that has been due for more than 5 minutes.")
+    ? h(
+      Empty,
+      { title: "No topic is in trouble" },
+      "No topic is paused, has failed or expired tasks, or has a task that has been due for more than 5 minutes.",
+    )
     : search
     ? h(Empty, { title: "No topic contains this text" }, "Search for a shorter text.")
-    : h(Empty, { title: "No topic yet" }, "Create one with `taskq topics create`, with create_topic, or with create_topic=True of TaskQPushOperator.");
+    : h(
+      Empty,
+      { title: "No topic yet" },
+      "Create one with `taskq topics create`, with create_topic, or with create_topic=True of TaskQPushOperator.",
+    );
