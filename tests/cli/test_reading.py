@@ -230,7 +230,7 @@ def test_health_exits_with_1_for_a_warning_or_worse(
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", own_dsn)  # a database without rows of other tests
     assert ask("health")["worst"] in {"FINE", "NOTICE"}
-    assert len(run("health", "--all").stdout.splitlines()) > 10
+    assert len(run("health", "--all").stdout.splitlines()) > 9
     with connect(own_dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
         queue.create_topic("work")
