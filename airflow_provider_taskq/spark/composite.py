@@ -1,27 +1,18 @@
 """Composites on Spark: executors run their steps on batches of the tasks of a partition."""
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import count
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql import DataFrame
 
-from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
+from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueueError
 from airflow_provider_taskq.queue.encoding import json_text
-from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.driver_commit import DriverActions, commit_on_driver
 from airflow_provider_taskq.spark.follow_ups import follow_up
-from airflow_provider_taskq.spark.staging import StagedAttempt, successful_attempts
 from airflow_provider_taskq.spark.transforms import (
     DECISION_ARROW_SCHEMA,
     DECISION_SCHEMA,
@@ -37,7 +28,6 @@ from airflow_provider_taskq.spark.transforms import (
     decision_values,
     task_from_row,
 )
-from airflow_provider_taskq.spark.writers import BatchWriter
 from airflow_provider_taskq.worker.batches import Batch, BatchContext, FollowUp, Release
 from airflow_provider_taskq.worker.commit import storable_decision
 from airflow_provider_taskq.worker.composite import Composite
@@ -45,12 +35,6 @@ from airflow_provider_taskq.worker.handlers import UNDECIDED, decision_on, handl
 
 BATCH_SIZE = 1_000
 _UNDECIDED_SECONDS = (UNDECIDED.delay or timedelta()).total_seconds()
-
-_DECISIONS = StructType([StructField("sequence", LongType()), StructField("result", StringType())])
-_used_numbers: set[int] = set()
-_lock = threading.Lock()
-
-SendToDriver = Callable[[DriverActions], object]
 
 
 def by_composite(composite: Composite, size: int = BATCH_SIZE) -> "CompositeTransform":
@@ -89,9 +73,8 @@ def transform_of(given: FrameFunction | Composite) -> "Transform":
 class CompositeTransform:
     """A transform that processes batches by the steps of a composite.
 
-    A drain with this transform runs the steps in its writer (`CompositeWriter`). Inside another transform it is a
-    function of DataFrames. A DataFrame carries decisions, pushes with APPEND and junctions, but no functions. So the
-    transform then refuses `in_commit`, `after_commit` and other pushes.
+    A DataFrame carries decisions, pushes with APPEND and junctions, but no functions. So the transform refuses
+    `in_commit`, `after_commit` and other pushes.
     """
 
     composite: Composite
@@ -105,23 +88,10 @@ class CompositeTransform:
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
+        return tasks.select(*TASK_COLUMNS).mapInArrow(self.decide, DECISION_SCHEMA)
 
-        def refuse(actions: DriverActions) -> None:
-            raise TaskQueueError(
-                f"composite {actions.composite!r}: as a part of another transform it supports no in_commit, no"
-                " after_commit, and no push but APPEND: pass the composite itself to drain()"
-            )
-
-        def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from self.decide(batches, refuse)
-
-        return tasks.select(*TASK_COLUMNS).mapInArrow(decide, DECISION_SCHEMA)
-
-    def decide(self, batches: Iterator[pa.RecordBatch], send: SendToDriver) -> Iterator[pa.RecordBatch]:
-        """Yield the decisions on a partition, on an executor, and then end the composite's threads.
-
-        `send` gets the driver's actions of a batch before the batch's decisions are yielded.
-        """
+    def decide(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the decisions on a partition, on an executor, and then end the composite's threads."""
         blocked: set[str] = set()
         chunks = (batch.slice(place, self.size) for batch in batches for place in range(0, batch.num_rows, self.size))
         try:
@@ -129,7 +99,7 @@ class CompositeTransform:
                 tasks = [task_from_row(values) for values in chunk.to_pylist()]
                 left = set(tasks)
                 for batch in self._batches(tasks, blocked):
-                    rows = self._decide_batch(batch, send)
+                    rows = self._decide_batch(batch)
                     left.difference_update(batch)
                     yield _record_batch(row for row in rows if row["delay"] != _UNDECIDED_SECONDS)
                     if self.condition is not Condition.NONE:
@@ -153,17 +123,18 @@ class CompositeTransform:
         while waiting := {name: rest for name, rest in waiting.items() if rest and name not in blocked}:
             yield [rest.popleft() for rest in waiting.values()]
 
-    def _decide_batch(self, tasks: Sequence[Task], send: SendToDriver) -> list[dict[str, Any]]:
+    def _decide_batch(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
         batch = Batch(tasks, owner=self.batch.known_owner)
         try:
             decisions = handle_batch(self.composite, batch)
         except Exception as error:  # noqa: BLE001 -- any error is the failure of this batch only
             batch, decisions = Batch(tasks), dict.fromkeys(tasks, decision_on(error))
-        actions = DriverActions.of(self.composite.name, batch, decisions, self.condition)
-        if not actions.is_empty:
-            send(actions)
-        if actions.pushes:
-            return _decision_rows(decisions, (), ())
+        displacing = any(each.insertion is not Insertion.APPEND for each in batch.follow_ups)
+        if displacing or batch.commit_hooks or batch.after_commit_calls:
+            raise TaskQueueError(
+                f"composite {self.composite.name!r}: on Spark a composite supports no in_commit, no after_commit, and"
+                " no push but APPEND: run the composite in a worker"
+            )
         return _decision_rows(decisions, batch.follow_ups, batch.releases)
 
 
@@ -192,84 +163,3 @@ def _decision_rows(
 
 
 Transform: TypeAlias = FrameTransform | BatchTransform | TaskTransform | CompositeTransform
-
-
-@dataclass(frozen=True, slots=True)
-class StagedAttemptWithActions(StagedAttempt):
-    """The commit message of an attempt, with the pickled `DriverActions` of its batches."""
-
-    actions: tuple[bytes, ...] = ()
-
-
-@dataclass(eq=False)
-class CompositeWriter(BatchWriter):
-    """The writer of a drain through a composite: it gets tasks, runs the steps, and stages their decisions.
-
-    Steps may leave functions to the driver, by `batch.in_commit` and `batch.after_commit`. The executor pickles them,
-    and the driver unpickles them. No DataFrame ever holds these bytes: this writer puts them into its own commit
-    message, which Spark passes to `commit` of the same writer. A task is data for the steps. The columns of a
-    transform's DataFrame go to another writer, which unpickles nothing. So neither of them can choose what the driver
-    unpickles.
-
-    :param pickled: the `CompositeTransform`. Only executors unpickle it, because only they need the steps' modules.
-    """
-
-    pickled: bytes = b""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
-        """Run the steps on one partition and stage their decisions, on an executor."""
-        transform: CompositeTransform = cloudpickle.loads(self.pickled)
-        actions: list[bytes] = []
-        staged = super().write(transform.decide(iterator, lambda each: actions.append(each.pickled())))
-        if not actions:
-            return staged
-        values = {each.name: getattr(staged, each.name) for each in fields(staged)}
-        return StagedAttemptWithActions(**values, actions=tuple(actions))
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the decisions together with the actions of their batches, on the driver."""
-        actions = [
-            each for message in messages if isinstance(message, StagedAttemptWithActions) for each in message.actions
-        ]
-        if actions:
-            commit_on_driver(self, successful_attempts(messages), actions)
-        else:
-            super().commit(messages)
-
-
-@contextmanager
-def composite_source(
-    spark: SparkSession, connection_info: ConnectionInfo, transform: CompositeTransform
-) -> Iterator[str]:
-    """Register a data source whose writer decides tasks by a composite, and yield the name of its format.
-
-    No other drain uses the name until the block ends.
-    """
-    # Spark cannot remove a data source. With reused names, a session has only as many as it had drains at one time.
-    with _lock:
-        number = next(each for each in count(1) if each not in _used_numbers)
-        _used_numbers.add(number)
-    try:
-        name = f"taskq_composite_{number}"
-        pickled = cloudpickle.dumps(transform)  # type: ignore[no-untyped-call]
-        spark.dataSource.register(_composite_source(connection_info, name, pickled))
-        yield name
-    finally:
-        with _lock:
-            _used_numbers.discard(number)
-
-
-def _composite_source(connection_info: ConnectionInfo, name: str, pickled: bytes) -> type[TaskQDataSource]:
-    # Defined in a function, so that Spark pickles the class by value: see `TaskQDataSource.with_connection`.
-    class CompositeSource(TaskQDataSource.with_connection(connection_info, name)):  # type: ignore[misc]
-        """The data source of one drain through a composite."""
-
-        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            """Return the writer that gets tasks and decides them."""
-            if self.options.get("mode") != "complete" or schema.names != list(TASK_COLUMNS):
-                raise TaskQueueError(f"format {name} takes the tasks of one drain: call drain() with the composite")
-            writer = TaskQDataSource.writer(self, _DECISIONS, overwrite)
-            assert isinstance(writer, BatchWriter)  # noqa: S101
-            return CompositeWriter(writer.rows, writer.stage, writer.connection_info, pickled)
-
-    return CompositeSource

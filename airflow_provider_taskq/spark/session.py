@@ -29,12 +29,12 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.claimer import ClaimAhead, ParallelClaimer
-from airflow_provider_taskq.spark.composite import CompositeTransform, Transform, composite_source
+from airflow_provider_taskq.spark.composite import CompositeTransform, Transform
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.lease import DrainLease
-from airflow_provider_taskq.spark.transforms import TASK_COLUMNS, TaskTransform
+from airflow_provider_taskq.spark.transforms import TaskTransform
 from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 
 logger = logging.getLogger(__name__)
@@ -205,21 +205,13 @@ class DrainSession:
         reader = self.spark.read.format(source).options(mode="held", partitions=str(number), **self.options)
         if until is not None:
             reader = reader.option("until", until.isoformat())
-        if isinstance(transform, CompositeTransform):
-            tasks = self._ordered_tasks(reader, number, by_identifier=True).select(*TASK_COLUMNS)
-            with composite_source(self.spark, self.connection_info, transform) as composite:
-                self._write(tasks, composite, stage, drain_lease)
-            return
-        decisions = transform(self._ordered_tasks(reader, number, by_identifier=False))
-        self._write(decisions, source, stage, drain_lease)
-
-    def _write(self, frame: DataFrame, source: str, stage: str, drain_lease: DrainLease) -> None:
+        decisions = transform(self._ordered_tasks(reader, number, isinstance(transform, CompositeTransform)))
         if drain_lease.lost is not None:
             raise drain_lease.lost
-        writer = frame.write.format(source).mode("append").options(**self.options)
+        writer = decisions.write.format(source).mode("append").options(**self.options)
         writer.options(mode="complete", stage=stage).save()
 
-    def _ordered_tasks(self, reader: DataFrameReader, partitions: int, *, by_identifier: bool) -> DataFrame:
+    def _ordered_tasks(self, reader: DataFrameReader, partitions: int, by_identifier: bool) -> DataFrame:
         """Return the held tasks. With `by_identifier` or a condition, each identifier's tasks are in one partition.
 
         Under a condition they have the order in which the identifier's tasks take turns; else the order of polls.

@@ -22,11 +22,8 @@ DANGER = re.compile(
     r"\b(_?pickle|cloudpickle|dill|marshal|shelve|jsonpickle|joblib|yaml|read_pickle|popen|__import__)\b"
     r"|(?<![.\w])(eval|exec|compile)\(|\bos\.(system)|\b(shell)=(?!False)"
 )
-# Functions of the program itself: in Spark's commit messages from its executors, and in pipes to its own children.
-DOCUMENTED = {
-    *(("spark/composite.py", "cloudpickle"), ("spark/driver_commit.py", "cloudpickle")),
-    ("worker/processes.py", "pickle"),
-}
+# Functions of the program itself: a check of what Spark sends to its executors, and in pipes to its own children.
+DOCUMENTED = {("spark/composite.py", "cloudpickle"), ("worker/processes.py", "pickle")}
 
 
 @pytest.fixture

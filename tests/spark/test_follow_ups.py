@@ -14,7 +14,6 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, StructType
 
 from airflow_provider_taskq.queue import (
     Decision,
-    Insertion,
     InvalidTask,
     NewTask,
     Owner,
@@ -260,7 +259,6 @@ def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
 
     def push_next(task: Task, batch: Batch) -> None:
         batch.push(task, "next", ["plain"])
-        batch.push(task, "next", ["displacing"], Insertion.REPLACE)
 
     push(2)
     with logged_in(conn, dsn, "consumer") as consumer:
@@ -270,7 +268,7 @@ def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
     with logged_in(conn, dsn, "consumer", "producer") as both:
         following = Composite("following").with_step(push_next)
         assert drained(following, dsn=both, rounds=None).completed == {Result.SUCCESS: 1}
-    assert names(queue, "next") == ["suspended", "plain", "displacing"]
+    assert names(queue, "next") == ["suspended", "plain"]
 
 
 def test_dataframes_push_and_release_for_the_tasks_that_they_continue(

@@ -4,7 +4,6 @@ import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from airflow_provider_taskq.queue import NewTask, Task, TaskQueue
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import register_source
-from airflow_provider_taskq.spark.driver_commit import DriverActions, DriverCommit
 from airflow_provider_taskq.worker import Batch, Composite
 
 pytestmark = pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
@@ -182,17 +180,3 @@ def test_the_checkpoint_of_a_stream_has_neither_password_nor_payload(
     seen = {**files, "events": event_log().encode()}
     assert b"SparkListenerJobEnd" in seen["events"]
     assert [where for where, data in seen.items() if PASSWORD.encode() in data or MARK.encode() in data] == []
-
-
-def test_a_function_that_fails_after_the_commit_is_logged_without_its_arguments(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def deliver(_: str) -> None:
-        raise OSError("no mailbox")
-
-    no_writer: Any = None
-    actions = DriverActions("deliveries", {}, after_commit_calls=(partial(deliver, PASSWORD),))
-    DriverCommit([actions]).after_commit(no_writer)
-    assert "after_commit failed" in caplog.text
-    assert "deliver" in caplog.text
-    assert PASSWORD not in caplog.text

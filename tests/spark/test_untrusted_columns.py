@@ -8,27 +8,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from airflow_provider_taskq.queue import InvalidTask, NewTask, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import InvalidTask, NewTask, Task, TaskQueue
 from airflow_provider_taskq.spark import by_composite, by_task, in_arrow
-from airflow_provider_taskq.spark.composite import composite_source
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.encoding import check_decision_names
 from airflow_provider_taskq.spark.options import HeldOptions
-from airflow_provider_taskq.spark.session import queue_error
 from airflow_provider_taskq.spark.writers import BatchWriter, Decisions, StreamWriter
-from airflow_provider_taskq.worker import Composite
 from tests.spark.conftest import Drained, states
 from tests.worker.orders import orders
 
 pytestmark = pytest.mark.promise("The package never runs data as code")
 
 
-# `company` once carried pickled functions to the driver. The other names belong to what an executor reports to it.
-INTERNAL = ["company", "DriverActions", "participants", "stage"]
+INTERNAL = ["company", "stage"]
 ALLOWED = "use sequence, result, message, error, delay"
 
 
@@ -71,26 +65,10 @@ def test_decisions_have_no_internal_column(name: str) -> None:
             writer.open(rows, schema, ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere"))
 
 
-def around_a_composite(tasks: DataFrame) -> DataFrame:
-    decisions = by_composite(orders)(tasks)
-    return decisions.join(tasks.select("sequence", "payload"), "sequence").selectExpr(*columns("company"))
-
-
 @pytest.mark.usefixtures("attacked")
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda tasks: tasks.selectExpr(*columns("company")),
-        lambda tasks: tasks.sparkSession.sql(f"SELECT {', '.join(columns('company'))} FROM {{tasks}}", tasks=tasks),
-        around_a_composite,
-    ],
-    ids=["columns", "SQL", "around a composite"],
-)
-def test_a_transform_cannot_supply_an_internal_column(
-    drained: Drained, queue: TaskQueue, created: Path, transform: Callable[[DataFrame], DataFrame]
-) -> None:
+def test_a_transform_cannot_supply_an_internal_column(drained: Drained, queue: TaskQueue, created: Path) -> None:
     with pytest.raises(InvalidTask, match="unknown column 'company' in the decisions"):
-        drained(transform)
+        drained(lambda tasks: tasks.selectExpr(*columns("company")))
     assert not created.exists()
     assert states(queue) == {"READY": 2}
 
@@ -118,37 +96,8 @@ def test_functions_on_executors_cannot_supply_an_internal_column(
     assert not created.exists()
 
 
-@pytest.mark.usefixtures("attacked")
-def test_a_composite_inside_a_transform_decides_but_sends_no_functions_to_the_driver(
-    drained: Drained, queue: TaskQueue
-) -> None:
-    taking_part = Composite("taking part").with_step(lambda _, batch: batch.in_commit(lambda *_: None), name="a")
-    with pytest.raises(TaskQueueError, match="'taking part': as a part of another transform it supports no"):
-        drained(lambda tasks: by_composite(taking_part)(tasks), partitions=1)
-    assert states(queue) == {"READY": 2}
+def test_a_composite_may_be_a_part_of_another_transform(drained: Drained, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
     drained(lambda tasks: by_composite(orders)(tasks).drop("delay"))
     assert states(queue) == {"SUCCEEDED": 2}
     assert {task.output for task in queue.page("work")} == {"orders: a", "orders: b"}
-
-
-@pytest.mark.usefixtures("attacked")
-def test_the_writer_of_a_composite_takes_the_tasks_of_its_drain_only(
-    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
-) -> None:
-    with composite_source(spark, ConnectionInfo.resolve(dsn), by_composite(orders)) as name:
-        options = {"mode": "complete", "owner": "me", "fence": "1"}
-        frame = spark.createDataFrame([(1, pickle.dumps(Attack(created)))], "sequence long, company binary")
-        with pytest.raises(PySparkException) as refused:
-            frame.write.format(name).mode("append").options(**options).save()
-    assert "takes the tasks of one drain" in str(queue_error(refused.value))
-    assert not created.exists()
-    assert states(queue) == {"READY": 2}
-
-
-def test_concurrent_drains_do_not_share_a_format(spark: SparkSession, dsn: str) -> None:
-    connection_info = ConnectionInfo.resolve(dsn)
-    with composite_source(spark, connection_info, by_composite(orders)) as first:
-        with composite_source(spark, connection_info, by_composite(orders)) as second:
-            assert first != second
-        with composite_source(spark, connection_info, by_composite(orders)) as third:
-            assert third == second

@@ -1,23 +1,17 @@
-"""Composites on a Spark executor: their batches, their errors, and commits that are repeated."""
+"""Composites on a Spark executor: their batches and their errors."""
 
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import (
     Condition,
-    Decision,
     Insertion,
-    NewTask,
-    Owner,
     Result,
     State,
     Task,
@@ -27,12 +21,6 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.spark.application import _load_transform, _parser
 from airflow_provider_taskq.spark.composite import CompositeTransform, by_composite
-from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.driver_commit import DriverActions, commit_on_driver
-from airflow_provider_taskq.spark.options import HeldOptions
-from airflow_provider_taskq.spark.staging import StagedAttempt
-from airflow_provider_taskq.spark.writers import BatchWriter, Decisions
-from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite import Composite
 
 NONE = Condition.NONE
@@ -71,7 +59,7 @@ def decided(transform: CompositeTransform, *identifiers: str, batch: int = 100) 
         for number, given in enumerate(identifiers)
     ]
     batches = [pa.RecordBatch.from_pylist(rows[place : place + batch]) for place in range(0, len(rows), batch)]
-    return [row for made in transform.decide(iter(batches), DriverActions.pickled) for row in made.to_pylist()]
+    return [row for made in transform.decide(iter(batches)) for row in made.to_pylist()]
 
 
 UNSUCCESSFUL = ("a", "a FAILURE", "a", "b SUSPENSION", "b", "c FILTER", "c")
@@ -125,10 +113,20 @@ def test_a_batch_that_fails_does_not_fail_the_next_batch() -> None:
     assert "returned decisions for tasks that it did not get: 9" in rows[0]["error"]
 
 
-def test_what_an_executor_cannot_send_and_an_invalid_size_raise_one_sentence() -> None:
-    holding = Composite("holding").with_step(lambda _, batch: batch.after_commit(batch.cancelled.set), name="hold")
-    with pytest.raises(TaskQueueError, match="'holding': cannot send a function of in_commit or after_commit"):
-        decided(CompositeTransform(holding, 2), "a")
+WORKER_ONLY = {
+    "in_commit": lambda _, batch: batch.in_commit(lambda *_: None),
+    "after_commit": lambda _, batch: batch.after_commit(lambda: None),
+    "displacement": lambda task, batch: batch.push(task, "next", ["b"], Insertion.REPLACE),
+}
+
+
+@pytest.mark.parametrize("step", WORKER_ONLY.values(), ids=WORKER_ONLY)
+def test_what_a_composite_cannot_do_on_spark_and_an_invalid_size_raise_one_sentence(step: Any) -> None:
+    only = CompositeTransform(Composite("mine").with_step(step, name="a"), 2)
+    with pytest.raises(
+        TaskQueueError, match="'mine': on Spark a composite supports no in_commit, no after_commit, and"
+    ):
+        decided(only, "a")
     with pytest.raises(TaskQueueError, match="the size of a batch must be a whole number of at least 1, not 0"):
         by_composite(Composite("noting").with_batch(len), 0)
 
@@ -138,13 +136,13 @@ def test_a_composite_that_spark_cannot_run_raises_one_sentence_and_releases_its_
     spark: SparkSession, dsn: str, queue: TaskQueue
 ) -> None:
     queue.push("work", ["a", "b"])
-    taking_part = Composite("taking part").with_step(lambda _, batch: batch.in_commit(lambda *_: None), name="a")
+    taking_part = Composite("taking part").with_step(WORKER_ONLY["in_commit"], name="a")
     locked = threading.Lock()
     unpicklable = Composite("locked").with_step(lambda _: locked.locked() and None, name="a")
     for composite, condition, words in (
         (Composite("empty"), NONE, "composite 'empty' has no steps"),
         (unpicklable, NONE, "composite 'locked': cannot send it to Spark's executors"),
-        (taking_part, PLAIN, "supports no in_commit, no after_commit"),
+        (taking_part, NONE, "supports no in_commit, no after_commit"),
     ):
         with pytest.raises(TaskQueueError, match=words):
             drain(spark, "work", "me", composite, dsn=dsn, condition=condition)
@@ -158,50 +156,3 @@ def test_the_program_takes_a_composite_by_name() -> None:
     assert [step.name for step in transform.composite.steps] == ["load", "name_handler"]
     with pytest.raises(TaskQueueError, match=r"module tests\.worker\.orders has no composite 'load'"):
         _load_transform(_parser().parse_args([*named, "tests.worker.orders:load"]))
-
-
-def commit_staged(queue: TaskQueue, dsn: str, owner: Owner, batch: Batch, made: Decision, times: int) -> None:
-    """Commits the same decision on all tasks of a batch on the driver, in a drain of rounds."""
-    actions = DriverActions.of("orders", batch, dict.fromkeys(batch.tasks, made), NONE).pickled()
-    opened = queue.conn.execute("SELECT taskq.open_stage(%s, %s, 'NONE', true)::text", (owner.name, owner.fence))
-    [(stage,)] = opened.fetchall()
-    row = "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, %s)"
-    queue.conn.cursor().executemany(row, [(stage, task.sequence, made.result) for task in batch.tasks])
-    options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
-    for _ in range(times):
-        writer = BatchWriter(Decisions(options), stage, ConnectionInfo.resolve(dsn))
-        commit_on_driver(writer, [StagedAttempt(0, 1, len(batch.tasks))], [actions])
-
-
-def test_a_repeated_commit_calls_no_commit_hook_twice(
-    conn: psycopg.Connection[Any], dsn: str, queue: TaskQueue, owner: Owner, tmp_path: Path
-) -> None:
-    conn.execute("CREATE TABLE noted (number int)")
-    queue.create_topic("next")
-    queue.push("work", ["a"])
-    batch = Batch(queue.poll("work", owner))
-
-    def note(queue: TaskQueue, _: Mapping[Task, Decision]) -> None:
-        queue.conn.execute("INSERT INTO noted VALUES (1)")
-
-    batch.in_commit(note)
-    batch.push(batch.tasks[0], "next", ["b"], Insertion.REPLACE)
-    batch.after_commit((tmp_path / "committed").touch)
-    commit_staged(queue, dsn, owner, batch, Decision(Result.SUCCESS), times=2)  # because the first answer was lost
-    assert conn.execute("SELECT count(*) FROM noted").fetchall() == [(1,)]
-    assert [task.identifier for task in queue.page("next")] == ["b"]
-    assert [task.state for task in queue.page("work")] == [State.SUCCEEDED]
-    assert (tmp_path / "committed").exists()
-
-
-def test_no_follow_up_is_pushed_for_a_decision_that_a_drain_of_rounds_drops(
-    dsn: str, queue: TaskQueue, owner: Owner
-) -> None:
-    queue.create_topic("next")
-    queue.push("work", [NewTask("young", ttl=timedelta(hours=1)), NewTask("old")])
-    batch = Batch(queue.poll("work", owner, 2))
-    for task in batch.tasks:
-        batch.push(task, "next", [f"after {task.identifier}"], Insertion.REPLACE)
-    commit_staged(queue, dsn, owner, batch, Decision(Result.FAILURE, continued=True), times=1)
-    assert [task.identifier for task in queue.page("next")] == ["after old"]
-    assert [task.identifier for task in queue.held(owner)] == ["young"]
