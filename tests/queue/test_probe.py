@@ -14,6 +14,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
 )
 from tests.queue.conftest import identifiers, known, pass_time
+from tests.queue.explained import changed_rows
 
 pytestmark = pytest.mark.promise("While the retries of a topic fail, one is tried at a time, if its policy has `probe`")
 
@@ -131,3 +132,10 @@ def test_the_next_probe_is_handed_out_as_soon_as_a_retry_becomes_due(queue: Task
     queue.complete(owner, {two: Result.FAILURE})
     pass_time(queue, 6 * MINUTE)
     assert queue.poll("work", owner, 3) == [three], "as the retry of another one became due"
+
+
+@pytest.mark.usefixtures("failed")
+def test_a_retry_that_waits_behind_other_tasks_is_promoted_once(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", [NewTask(f"new-{number}", priority=1) for number in range(3)])
+    written = [changed_rows(queue.conn, lambda: queue.poll("work", owner)) for _ in range(4)]
+    assert written == [3, 1, 1, 1], "the retry and the row of the probe, and then only the claimed task"

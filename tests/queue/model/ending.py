@@ -95,7 +95,7 @@ class Ending(Holdings):
         if not topic.policy.retry.probe:
             return
         if failed and not topic.failing:
-            topic.failing, topic.failed, topic.probes = True, None, set()
+            topic.failing, topic.failed, topic.probes, topic.promoted = True, None, set(), 0
         elif failed:
             if any(task.sequence in topic.probes for task in failed):
                 topic.failed = now

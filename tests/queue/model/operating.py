@@ -93,7 +93,7 @@ class Operating(Pushing):
     def alter_topic(self, topic: str, policy: TopicPolicy) -> None:
         known = self.topic(topic)
         if not policy.retry.probe:
-            known.failing, known.probes = False, set()
+            known.failing, known.probes, known.promoted = False, set(), 0
         known.policy = policy
 
     def set_paused(self, topic: str, paused: bool) -> bool:

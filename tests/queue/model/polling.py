@@ -22,7 +22,10 @@ class Polling(Ending):
         self.topic(topic)
         self._running(owner)
         self.tick()
-        found = self._cut(self.due(topic, order, condition)[: max(size, 0)], owner)
+        due, known = self.due(topic, order, condition), self.topics[topic]
+        if size > 0 and known.failing:
+            known.promoted = next((task.sequence for task in due if task.attempt), known.promoted)
+        found = self._cut(due[: max(size, 0)], owner)
         if not found and size > 0 and self._take_back(topic):
             return self.poll(topic, owner, size, order, condition)
         return self._take(found, owner)
@@ -33,6 +36,8 @@ class Polling(Ending):
         self._running(owner)
         self.tick()
         groups = list(self.groups(topic).values())[: max(identifiers, 0)]
+        if groups and size:
+            self.topics[topic].promoted = 0
         found = self._cut([task for group in groups for task in (group if size == -1 else group[:size])], owner)
         if not found and identifiers > 0 and size and self._take_back(topic):
             return self.poll_batch(topic, owner, identifiers, size)
@@ -103,11 +108,12 @@ class Polling(Ending):
         return latest is None or latest.state is State.SUCCEEDED
 
     def _one_retry(self, topic: str, found: list[ModelTask]) -> Iterable[ModelTask]:
-        """While retries fail, the retry whose last failure is the earliest."""
-        allowed = self._retries_allowed(topic)
+        """While retries fail, the one that a poll has promoted, or else the one whose last failure is the earliest."""
+        allowed, promoted = self._retries_allowed(topic), self.topics[topic].promoted
         if allowed is None:
             return found
-        first = sorted((task for task in found if task.attempt), key=_turn_of_retry)[:allowed]
+        retries = sorted((task for task in found if task.attempt), key=_turn_of_retry)
+        first = [task for task in retries if task.sequence == promoted] or retries[:allowed]
         return [task for task in found if not task.attempt or task in first]
 
     def _retries_allowed(self, topic: str) -> int | None:
@@ -142,6 +148,7 @@ class Polling(Ending):
             topic = self.topics[task.topic]
             if task.attempt and topic.failing:
                 topic.probes.add(task.sequence)
+                topic.promoted = 0
             task.state, task.owner = State.ACTIVE, owner.name
             task.attempt += 1
         return tasks

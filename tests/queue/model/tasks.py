@@ -86,6 +86,7 @@ class ModelTopic:
     failing: bool = False  # retries fail: they go out one at a time
     failed: Moment | None = None  # the last of those that went out so
     probes: set[int] = field(default_factory=set)  # the retries that went out one at a time since then
+    promoted: int = 0  # the next one, if a poll has chosen it
 
 
 @dataclass

@@ -205,7 +205,7 @@ BEGIN
             available_at = j.due,
             late = j.due < v_late_before,
             attempt = CASE WHEN j.recorded THEN l.attempt ELSE l.attempt - 1 END,
-            waits = CASE WHEN j.recorded AND j.probe THEN :WAITS_PROBE ELSE l.waits END,
+            waits = CASE WHEN j.probe AND (j.recorded OR l.attempt > 1) THEN :WAITS_PROBE ELSE l.waits END,
             failed_at = CASE WHEN j.recorded THEN v_now ELSE l.failed_at END,
             elapsed = CASE WHEN j.recorded THEN coalesce(l.elapsed, interval '0') + j.delay ELSE l.elapsed END,
             error = CASE WHEN j.recorded THEN left(j.error, 10000) ELSE l.error END,

@@ -94,7 +94,6 @@ DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_limit    int := least(p_identifiers, taskq_internal.max_tasks());
-    v_promoted      bigint[];
     v_claimed    bigint[] := '{}';
     v_advanced boolean;
 BEGIN
@@ -104,12 +103,13 @@ BEGIN
     END IF;
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
         PERFORM taskq_internal.require_read_committed('poll_batch()');
-        v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
-        v_claimed := CASE WHEN v_promoted IS NULL THEN '{}'
-                        ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
-                                nullif(p_size, -1)) END;
+        PERFORM taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
+        v_claimed := taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
+                                                nullif(p_size, -1));
         v_claimed := taskq_internal.cut_claim(v_topic.topic_id, v_owner_id, v_claimed);
-        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
+        IF v_topic.probe THEN
+            PERFORM taskq_internal.demote_retries(v_topic.topic_id);
+        END IF;
         v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, true);
         IF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(v_topic.topic_id)
             OR taskq_internal.recall_early_tasks(v_topic.topic_id, clock_timestamp()) > 0) THEN
@@ -307,7 +307,7 @@ DECLARE
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_lifo     boolean := p_order = 'LAST_IN_FIRST_OUT';
     v_size     int := least(p_size, taskq_internal.max_tasks());
-    v_promoted      bigint[];
+    v_waited     boolean;
     v_claimed    bigint[];
     v_advanced boolean;
 BEGIN
@@ -320,15 +320,11 @@ BEGIN
     IF p_condition <> 'NONE' THEN
         PERFORM taskq_internal.require_read_committed('a poll under a condition');
     END IF;
-    v_promoted := taskq_internal.promote_waiting(p_topic, v_size, v_lifo, p_condition);
-    v_claimed := CASE WHEN v_promoted IS NULL THEN '{}'
-                    WHEN p_condition = 'NONE'
+    v_waited := taskq_internal.promote_waiting(p_topic, v_size, v_lifo, p_condition);  -- PERFORM costs a statement
+    v_claimed := CASE WHEN p_condition = 'NONE'
                         THEN taskq_internal.claim_first_due(p_topic.topic_id, v_owner_id, v_size, v_lifo)
                     ELSE taskq_internal.claim_turns(p_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
     v_claimed := taskq_internal.cut_claim(p_topic.topic_id, v_owner_id, v_claimed);
-    IF cardinality(v_promoted) > 0 THEN
-        PERFORM taskq_internal.requeue_waiting(p_topic.topic_id, v_promoted);
-    END IF;
     v_advanced := taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo,
                 p_condition <> 'NONE');
     IF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(p_topic.topic_id)

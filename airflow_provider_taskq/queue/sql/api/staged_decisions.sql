@@ -314,7 +314,6 @@ DECLARE
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_limit    int;
     v_heads    bigint[];
-    v_promoted      bigint[];
     v_all      int := 0;
     v_advanced boolean;
 BEGIN
@@ -325,14 +324,12 @@ BEGIN
     PERFORM taskq_internal.require_read_committed('a claim under a condition');
     WHILE v_all < p_size LOOP
         v_limit := least(10000, p_size - v_all);  -- chunks limit the server's memory
-        v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
-        v_heads := CASE WHEN v_promoted IS NULL THEN '{}'
-                        ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, p_condition) END;
+        PERFORM taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
+        v_heads := taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, p_condition);
         v_heads := taskq_internal.cut_claim(v_topic.topic_id, v_owner_id, v_heads);
         v_all := v_all + cardinality(v_heads);
         EXIT WHEN taskq_internal.max_claim(v_owner_id) IS NOT NULL;  -- the later tasks would exceed it
         v_all := v_all + taskq_internal.claim_remaining_tasks(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
-        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
         v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_heads, false, true);
         EXIT WHEN cardinality(v_heads) < v_limit;
     END LOOP;

@@ -155,30 +155,21 @@ BEGIN
     END LOOP;
 END $$;
 
--- Promotes tasks that have waited long enough, before a poll of up to p_size tasks reads the indexes. Returns the
--- retries among them. The poll passes these to requeue_waiting, which makes the unclaimed ones wait again.
---
--- Returns NULL if the topic was paused since the caller looked it up. A move first pauses the topic and then waits
--- for the users of the tables. So the query that reads the pause locks these tables first. That query also finds
--- whether any task waits, which saves the other two in most polls.
+-- Promotes tasks that have waited long enough, before a poll of up to p_size tasks reads the indexes. A promoted task
+-- stays in these indexes until a poll claims it. Only a poll of batches makes the retries wait again that it left.
+-- Returns whether any task waited.
 CREATE FUNCTION taskq_internal.promote_waiting(
     p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
-) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_now     timestamptz := clock_timestamp();
-    v_paused  boolean;
-    v_waiting bigint;
+    v_now timestamptz := clock_timestamp();
 BEGIN
     -- The order is one that only live_waiting has. Otherwise a plan made while the table was empty could use any index.
-    SELECT t.paused, (SELECT l.sequence FROM taskq_internal.live l
-                      WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL
-                        AND l.waits > :WAITS_NOTHING AND l.waits < :WAITS_RESUME
-                      ORDER BY l.waits, l.available_at, l.sequence LIMIT 1)
-    INTO v_paused, v_waiting FROM taskq_internal.topic t WHERE t.topic_id = p_topic.topic_id;
-    IF v_paused THEN
-        RETURN NULL;
-    ELSIF v_waiting IS NULL THEN
-        RETURN '{}';
+    IF (SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
+          AND l.waits < :WAITS_RESUME
+        ORDER BY l.waits, l.available_at, l.sequence LIMIT 1) IS NULL THEN
+        RETURN false;  -- saves the other two in most polls
     END IF;
     IF (SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
@@ -189,41 +180,9 @@ BEGIN
     IF (SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE AND l.available_at <= v_now
         ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
-        RETURN taskq_internal.promote_retries(p_topic, p_size, p_lifo, p_condition);
+        PERFORM taskq_internal.promote_retries(p_topic, p_size, p_lifo, p_condition);
     END IF;
-    RETURN '{}';
-END $$;
-
--- Makes retries wait again that were promoted for a poll and that the poll did not claim. While retries of the topic
--- fail, the claimed ones become its probe. Never waits for the row of the probe, because a poll that promoted a probe
--- holds it.
-CREATE FUNCTION taskq_internal.requeue_waiting(p_topic_id int, p_retries bigint[]) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
-DECLARE
-    v_period  int;
-    v_claimed bigint[];
-BEGIN
-    IF cardinality(p_retries) = 0 THEN
-        RETURN;
-    END IF;
-    -- + 0 keeps the planner from the index live_ready.
-    UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = p_topic_id AND sequence = ANY (p_retries)
-        AND holder IS NULL AND waits + 0 <= :WAITS_NOTHING;
-    v_period := (SELECT r.period FROM taskq_internal.probe_result r WHERE r.topic_id = p_topic_id AND r.failing);
-    IF v_period IS NOT NULL AND taskq_internal.try_lock_probe(p_topic_id) THEN
-        v_claimed := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_retries) AND l.holder IS NOT NULL);
-        IF cardinality(v_claimed) > 0 THEN
-            UPDATE taskq_internal.probe SET sequences = v_claimed, period = v_period WHERE topic_id = p_topic_id;
-        END IF;
-    END IF;
-END $$;
-
--- Locks the row of the probe of a topic, if it has one that no other poll holds. Returns whether it did. Never waits.
-CREATE FUNCTION taskq_internal.try_lock_probe(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id FOR UPDATE SKIP LOCKED;
-    RETURN FOUND;
+    RETURN true;
 END $$;
 
 -- Checks woken tasks until a poll may claim p_size of them, and a hundred of the tasks whose next check is due. With
@@ -256,37 +215,47 @@ BEGIN
     END IF;
 END $$;
 
--- Promotes retries that wait for the probe of their topic, and returns them. While retries succeed, it promotes the due
--- ones in polled order. While they fail, it promotes the next retry in turn (see may_probe), if no other poll is sending
--- a probe. It asks before it locks the probe, so that a poll that may not probe keeps no other poll from probing. It
--- asks again behind the lock, because another poll may have sent the probe in between.
+-- Promotes retries that wait for the probe of their topic. While retries succeed, it promotes the due ones in polled
+-- order. While they fail, it promotes the next retry in turn, which is then the probe (see may_probe).
+--
+-- Two polls never promote a probe at once, because each locks the row of the last probe as it read it. A poll that
+-- promotes no probe locks nothing. No completion waits for a poll, because no completion changes this row.
 CREATE FUNCTION taskq_internal.promote_retries(
     p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
-) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now     timestamptz := clock_timestamp();
-    v_probe   record := taskq_internal.may_probe(p_topic, v_now);
+    v_probe   record := taskq_internal.may_probe(p_topic, v_now, p_condition);
     v_retries bigint[];
+    v_locked  bigint[];
 BEGIN
-    IF v_probe.allowed AND v_probe.failing THEN
-        IF NOT taskq_internal.try_lock_probe(p_topic.topic_id) THEN
-            RETURN '{}';
-        END IF;
-        v_probe := taskq_internal.may_probe(p_topic, v_now);
-    END IF;
     IF NOT v_probe.allowed THEN
-        RETURN '{}';
+        RETURN;
     END IF;
     v_retries := taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
-    v_retries := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_retries) AND l.holder IS NULL
-                        FOR UPDATE SKIP LOCKED);
+    IF v_probe.failing THEN
+        PERFORM FROM taskq_internal.probe p
+        WHERE p.topic_id = p_topic.topic_id AND p.xmin = v_probe.version AND cardinality(v_retries) > 0
+        FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+        UPDATE taskq_internal.probe SET sequences = v_retries, period = v_probe.period
+        WHERE topic_id = p_topic.topic_id;
+    END IF;
+    v_locked := ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_retries || v_probe.sequences) AND l.holder IS NULL
+          AND CASE WHEN l.sequence = ANY (v_retries) THEN l.waits + 0 = :WAITS_PROBE
+                   ELSE l.waits + 0 <= :WAITS_NOTHING END
+        FOR UPDATE SKIP LOCKED);
     UPDATE taskq_internal.live l SET late = true, waits = CASE
-        WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = l.topic_id
-                                                      AND d.sequence = l.sequence) THEN :WAITS_MET
-                                                          ELSE :WAITS_NOTHING END
-    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_retries);
-    RETURN CASE WHEN p_topic.probe THEN v_retries ELSE '{}' END;
+        -- The last probe, which no poll under the condition can claim, gives its place to this one.
+        WHEN l.sequence <> ALL (v_retries) THEN :WAITS_PROBE
+        WHEN EXISTS (SELECT FROM taskq_internal.dependency d
+                     WHERE d.topic_id = l.topic_id AND d.sequence = l.sequence) THEN :WAITS_MET
+        ELSE :WAITS_NOTHING END
+    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_locked);
 END $$;
 
 -- Returns the retries to promote: the retries of up to p_size identifiers for a poll of batches, or else up to p_size
@@ -398,24 +367,29 @@ BEGIN
 END $$;
 
 -- Returns whether a poll may promote retries of a topic, and whether they fail: then it may promote one, as the probe.
--- While retries fail, no owner may hold the last probe. Also, since its failure, a retry has to have become due or the
+-- period, sequences and version are those of the last probe. While retries fail, the last probe has to be over: no owner
+-- holds it, and no poll under the condition can claim it. Also, since its failure, a retry has to have become due or the
 -- topic's first delay to have passed. The delay of the failed task does not count: it grows, and the other retries would
 -- wait for it.
 CREATE FUNCTION taskq_internal.may_probe(
-    p_topic taskq_internal.topic, p_now timestamptz, OUT allowed boolean, OUT failing boolean
+    p_topic taskq_internal.topic, p_now timestamptz, p_condition text, OUT allowed boolean, OUT failing boolean,
+    OUT period int, OUT sequences bigint[], OUT version xid
 ) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_result taskq_internal.probe_result;
-    v_probe  bigint[];
 BEGIN
     SELECT * INTO v_result FROM taskq_internal.probe_result r
     WHERE p_topic.probe AND r.topic_id = p_topic.topic_id AND r.failing;
     failing := FOUND;
-    SELECT p.sequences INTO v_probe FROM taskq_internal.probe p
-    WHERE p.topic_id = p_topic.topic_id AND p.period = v_result.period;
+    period := v_result.period;
+    SELECT CASE WHEN p.period = v_result.period THEN p.sequences ELSE '{}' END, p.xmin INTO sequences, version
+    FROM taskq_internal.probe p WHERE p.topic_id = p_topic.topic_id AND failing;
     allowed := NOT failing OR NOT EXISTS (
             SELECT FROM taskq_internal.live l
-            WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_probe) AND l.holder IS NOT NULL)
+            WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (sequences)
+              AND (l.holder IS NOT NULL OR l.waits + 0 <= :WAITS_NOTHING AND l.available_at <= p_now
+                   AND CASE p_condition WHEN 'NONE' THEN true WHEN 'BATCH' THEN false
+                       ELSE taskq_internal.has_turn(l.topic_id, l.sequence, p_condition) END))
         AND (v_result.failed_at IS NULL OR v_result.failed_at + least(p_topic.base, p_topic.max_delay) <= p_now
              OR (SELECT l.sequence FROM taskq_internal.live l
                  WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
@@ -471,6 +445,7 @@ BEGIN
         INSERT INTO taskq_internal.probe_result AS r (topic_id, failing) VALUES (p_topic.topic_id, true)
         ON CONFLICT (topic_id) DO UPDATE SET failing = true, failed_at = NULL, period = r.period + 1;
         INSERT INTO taskq_internal.probe (topic_id) VALUES (p_topic.topic_id) ON CONFLICT DO NOTHING;
+        PERFORM taskq_internal.demote_retries(p_topic.topic_id);
     ELSIF v_probe && v_failed THEN
         UPDATE taskq_internal.probe_result SET failed_at = clock_timestamp() WHERE topic_id = p_topic.topic_id;
     ELSIF v_result.failing AND cardinality(v_failed) = 0 THEN
@@ -482,6 +457,21 @@ BEGIN
             UPDATE taskq_internal.probe_result SET failing = false WHERE topic_id = p_topic.topic_id;
         END IF;
     END IF;
+END $$;
+
+-- Makes promoted retries wait for the probe again: those of a topic whose retries now fail, and those that a poll of
+-- batches has left, so that no other poll splits their group. Never waits: it leaves out the retries that a poll is
+-- claiming. The order is one that only live_late has.
+CREATE FUNCTION taskq_internal.demote_retries(p_topic_id int) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_retries bigint[] := ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late AND l.attempt > 0
+        ORDER BY l.priority + 0, l.available_at, l.sequence FOR UPDATE SKIP LOCKED);
+BEGIN
+    UPDATE taskq_internal.live SET waits = :WAITS_PROBE
+    WHERE topic_id = p_topic_id AND sequence = ANY (v_retries);
 END $$;
 
 -- Returns the tasks that a poll would promote now: woken dependents that are fulfilled and due, a hundred of the tasks
@@ -498,7 +488,7 @@ DECLARE
     v_middle timestamptz;
     v_aged   bigint[];
     v_checked bigint[];
-    v_probe  record := taskq_internal.may_probe(p_topic, v_now);
+    v_probe  record := taskq_internal.may_probe(p_topic, v_now, p_condition);
 BEGIN
     v_checked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                       WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
