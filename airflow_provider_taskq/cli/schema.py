@@ -192,7 +192,7 @@ def _mismatch(conn: psycopg.Connection[Any]) -> str | None:
     try:
         verify_schema(conn)
     except SchemaMismatch as error:
-        return str(error).replace("python -m airflow_provider_taskq.queue", "taskq")
+        return str(error)
     return None
 
 

@@ -84,7 +84,7 @@ class CallTimeout(psycopg.OperationalError):
     """
 
 
-INSTALL = "python -m airflow_provider_taskq.queue install"
+INSTALL = "taskq install"
 
 SQLSTATES: dict[str, type[TaskQueueError]] = {
     "TQ000": TaskQueueError,

@@ -140,7 +140,7 @@ def test_the_connection_test_names_the_database_or_the_command_that_installs_the
     assert repr(hook) == "TaskQHook(taskq_conn_id='taskq_default')", "nothing else of the connection"
     passed, message = TaskQHook(connect_airflow(dsn=empty_dsn)).test_connection()
     assert not passed
-    assert "airflow_provider_taskq.queue install" in message
+    assert "taskq install" in message
 
 
 @pytest.mark.own_database

@@ -250,7 +250,7 @@ def test_a_connection_that_died_is_no_error_of_the_queue(queue: TaskQueue, sessi
 def test_the_command_line_reports_an_error_in_one_sentence(empty_dsn: str, down: bool) -> None:
     dsn = DSNS["away"] if down else make_conninfo(empty_dsn, options="-c default_transaction_read_only=on")
     done = subprocess.run(
-        [sys.executable, "-m", "airflow_provider_taskq.queue", "install"],
+        [sys.executable, "-m", "airflow_provider_taskq.cli", "install"],
         env={"TASKQ_DSN": dsn, "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
         text=True,

@@ -1,6 +1,5 @@
 """The schema: installed once from any number of sessions, verified and removed, in the caller's transaction."""
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +78,7 @@ def test_installs_from_several_processes_create_the_schemas_in_the_same_order(
     empty: psycopg.Connection, empty_dsn: str, seed: int
 ) -> None:
     """Else two of them would end in a deadlock. The seed of hashes decides the order of a set of names."""
-    command = [sys.executable, "-m", "airflow_provider_taskq.queue", "install"]
+    command = [sys.executable, "-m", "airflow_provider_taskq.cli", "install"]
     env = {"TASKQ_DSN": empty_dsn, "PYTHONPATH": str(Path.cwd()), "PYTHONHASHSEED": str(seed)}
     with connect(empty_dsn) as first:
         first.execute("CREATE SCHEMA taskq")
@@ -123,7 +122,7 @@ def test_uninstall_leaves_nothing_and_can_be_repeated(empty: psycopg.Connection)
 
 def test_a_missing_schema_is_reported_with_the_command_to_run(empty: psycopg.Connection) -> None:
     for _ in ("no schema", "a schema without our ledger"):
-        with pytest.raises(SchemaMismatch, match=r"missing.*python -m airflow_provider_taskq\.queue install"):
+        with pytest.raises(SchemaMismatch, match="missing.*taskq install"):
             verify(empty)
         empty.execute("CREATE SCHEMA IF NOT EXISTS taskq")
     install(empty)
@@ -312,25 +311,6 @@ def test_an_install_creates_and_removes_the_readable_views(empty: psycopg.Connec
     uninstall(empty)
     install(empty)
     assert things(empty) == whole
-
-
-@pytest.mark.slow
-def test_the_module_installs_with_and_without_the_views(empty: psycopg.Connection, empty_dsn: str) -> None:
-    command = [sys.executable, "-m", "airflow_provider_taskq.queue"]
-    env = {"TASKQ_DSN": empty_dsn, "PYTHONPATH": str(Path.cwd())}
-
-    def run(*words: str) -> tuple[str, int]:
-        done = subprocess.run([*command, *words], env=env, capture_output=True, text=True, timeout=300, check=False)
-        return done.stderr, done.returncode
-
-    assert run("install", "--no-views") == ("", 0)
-    assert run("install") == ("", 0)
-    assert views(empty) == ALWAYS
-    assert run("install", "--views") == ("", 0)
-    assert "tasks" in views(empty)
-    error, code = run("verify", "--no-views")
-    assert "go with install" in error
-    assert code == 2
 
 
 @pytest.fixture
