@@ -122,7 +122,7 @@ def test_uninstall_leaves_nothing_and_can_be_repeated(empty: psycopg.Connection)
 
 def test_a_missing_schema_is_reported_with_the_command_to_run(empty: psycopg.Connection) -> None:
     for _ in ("no schema", "a schema without our ledger"):
-        with pytest.raises(SchemaMismatch, match="missing.*taskq install"):
+        with pytest.raises(SchemaMismatch, match=r"missing.*taskq install"):
             verify(empty)
         empty.execute("CREATE SCHEMA IF NOT EXISTS taskq")
     install(empty)
