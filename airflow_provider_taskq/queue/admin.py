@@ -150,7 +150,7 @@ class AdminMixin(FunctionCaller):
 
         :raises InvalidState: if the task is not READY.
         """
-        return self._flag("SELECT taskq.pause_task(%s::text, %s::bigint)", (topic, sequence))
+        return self._change_waiting(topic, [sequence], paused=True) > 0
 
     def resume_task(self, topic: str, sequence: int) -> bool:
         """Resume a paused task. Return False if it was not paused.
@@ -159,14 +159,16 @@ class AdminMixin(FunctionCaller):
 
         :raises InvalidState: if the task is not READY.
         """
-        return self._flag("SELECT taskq.resume_task(%s::text, %s::bigint)", (topic, sequence))
+        return self._change_waiting(topic, [sequence], paused=False) > 0
 
-    def set_due(self, topic: str, sequence: int, moment: datetime | None) -> None:
-        """Set when a READY task is due. None restores the time that the push of the task set.
+    def set_due(self, topic: str, sequence: int, moment: datetime) -> None:
+        """Set when a READY task is due, and end its pause.
+
+        A task that is due already keeps its place if the moment has passed.
 
         :raises InvalidState: if the task is not READY.
         """
-        self._rows("SELECT taskq.set_due(%s::text, %s::bigint, %s::timestamptz)", (topic, sequence, moment))
+        self._change_waiting(topic, [sequence], due=moment)
 
     def set_attempts(self, topic: str, sequence: int, attempts: int) -> None:
         """Set the number of attempts that a READY task has used.
@@ -176,7 +178,7 @@ class AdminMixin(FunctionCaller):
         :raises InvalidTask: if the number is negative, or no attempt would be left.
         :raises InvalidState: if the task is not READY.
         """
-        self._rows("SELECT taskq.set_attempts(%s::text, %s::bigint, %s::int)", (topic, sequence, attempts))
+        self._change_waiting(topic, [sequence], attempts=attempts)
 
     def run_now(self, topic: str, sequences: Iterable[int]) -> int:
         """Make READY tasks due now that are scheduled or paused, all or none. Return the number of changed tasks.
@@ -185,7 +187,7 @@ class AdminMixin(FunctionCaller):
 
         :raises InvalidState: if one of the tasks is not READY.
         """
-        return self._number("SELECT taskq.run_now(%s::text, %b::bigint[])", (topic, sequences))
+        return self._change_waiting(topic, sequences, due="now")
 
     def set_priority(self, topic: str, sequences: Iterable[int], priority: int) -> int:
         """Set the priority of READY tasks, all or none. Return the number of changed tasks.
@@ -193,8 +195,7 @@ class AdminMixin(FunctionCaller):
         :param priority: -100 to 100; higher first.
         :raises InvalidState: if one of the tasks is not READY.
         """
-        call = "SELECT taskq.set_priority(%s::text, %b::bigint[], %s::int)"
-        return self._number(call, (topic, sequences, priority))
+        return self._change_waiting(topic, sequences, priority=priority)
 
     def cancel(self, topic: str, sequences: Iterable[int]) -> int:
         """End READY tasks as FILTERED without running them, all or none. Return the number of tasks.
@@ -215,6 +216,21 @@ class AdminMixin(FunctionCaller):
         sequences = [task if isinstance(task, int) else task.sequence for task in tasks]
         call = "SELECT taskq.release_tasks(%s::text, %s::bigint, %b::bigint[])"
         return self._number(call, (owner.name, owner.fence, sequences))
+
+    def _change_waiting(
+        self,
+        topic: str,
+        sequences: Iterable[int],
+        *,
+        due: datetime | str | None = None,
+        priority: int | None = None,
+        attempts: int | None = None,
+        paused: bool | None = None,
+    ) -> int:
+        call = (
+            "SELECT taskq.change_waiting(%s::text, %b::bigint[], %s::timestamptz, %s::int, %s::int, %s::boolean)"
+        )
+        return self._number(call, (topic, sequences, due, priority, attempts, paused))
 
     # Junctions
 

@@ -186,7 +186,7 @@ export class FreePlay {
       FAILURE: () => this.#complete(sequence, act),
       why: () => this.#why(sequence),
       run_now: async () => {
-        await this.run(`SELECT taskq.run_now('${TOPIC}', '{${sequence}}')`);
+        await this.run(`SELECT taskq.change_waiting('${TOPIC}', '{${sequence}}', p_due => now())`);
         return `Task ${sequence} is due now.`;
       },
       revive: async () => {

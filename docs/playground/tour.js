@@ -76,7 +76,7 @@ export const STEPS = [
       "An operator runs the task now instead of waiting. The second failure is final, because the topic allows two " +
       "attempts. When the cause is mended, the operator revives the task.",
     statements: [
-      { sql: (at) => `SELECT taskq.run_now('${TOPIC}', '{${at.a1}}')` },
+      { sql: (at) => `SELECT taskq.change_waiting('${TOPIC}', '{${at.a1}}', p_due => now())` },
       poll("worker-1", 1, "fence1"),
       {
         sql: (at) =>

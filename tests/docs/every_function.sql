@@ -80,12 +80,7 @@ SELECT taskq.release_groups_once('run-1', 'orders', ARRAY['customer-8'], ARRAY[1
 SELECT taskq.purge_group_releases('0');
 
 -- Changes of tasks that wait, and of topics
-SELECT taskq.pause_task('orders', 1);
-SELECT taskq.resume_task('orders', 1);
-SELECT taskq.set_due('orders', 1, now() + interval '1 hour');
-SELECT taskq.set_attempts('orders', 1, 1);
-SELECT taskq.set_priority('orders', ARRAY[1], 7);
-SELECT taskq.run_now('orders', ARRAY[1]);
+SELECT taskq.change_waiting('orders', ARRAY[1], p_due => now() + interval '1 hour');
 SELECT taskq.lock_tasks('orders', ARRAY[1], ARRAY[1]);
 SELECT taskq.cancel('orders', ARRAY[1]);
 SELECT taskq.set_paused('orders', true);

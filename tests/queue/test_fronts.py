@@ -94,7 +94,7 @@ def pause_and_resume(queue: TaskQueue, _owner: Owner, task: Task) -> None:
 
 
 def give_a_time(queue: TaskQueue, _owner: Owner, task: Task) -> None:
-    queue.set_due("work", task.sequence, None)
+    queue.run_now("work", [task.sequence])
     queue.set_attempts("work", task.sequence, 1)
 
 

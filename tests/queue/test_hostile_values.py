@@ -474,7 +474,7 @@ INTERVALS = (
 MOMENTS = (
     "taskq.push('work', 'APPEND', ARRAY['a'], p_available_at => ARRAY[{}]::timestamptz[])",
     "taskq.push('work', 'a', available_at => {})",
-    "taskq.set_due('retries', (SELECT max(sequence) FROM taskq.tasks WHERE identifier = 'waiting'), {})",
+    "taskq.change_waiting('retries', ARRAY(SELECT max(sequence) FROM taskq.tasks WHERE identifier = 'waiting'), {})",
     "taskq.install_ticks('work', 't', 'h', ARRAY[{}]::timestamptz[])",
 )
 

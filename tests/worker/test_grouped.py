@@ -314,13 +314,13 @@ def test_a_paused_task_that_waits_for_another_stays_paused_when_that_has_ended(q
     until(lambda: queue.poll("work", owner) == [task])
 
 
-def test_the_due_time_of_a_task_can_be_set_and_reset(queue: TaskQueue, owner: Owner) -> None:
+def test_the_due_time_of_a_task_can_be_set(queue: TaskQueue, owner: Owner) -> None:
     a, b = queue.push("work", ["a", "b"])
     moment = datetime(2100, 1, 1, tzinfo=UTC)
     queue.set_due("work", a.sequence, moment)
     assert (known(queue, a).status, known(queue, a).available_at) == ("scheduled", moment)
     assert queue.poll("work", owner, 2) == [b]
-    queue.set_due("work", a.sequence, None)
+    queue.run_now("work", [a.sequence])
     assert queue.poll("work", owner) == [a]
 
 
@@ -354,7 +354,7 @@ def test_only_a_waiting_task_can_be_changed(
         with pytest.raises(InvalidState, match="only a READY task"):
             change("work", sequence)
     with pytest.raises(InvalidState):
-        queue.set_due("work", sequence, None)
+        queue.set_due("work", sequence, datetime.now(UTC))
     with pytest.raises(InvalidState):
         queue.set_attempts("work", sequence, 0)
 
@@ -369,7 +369,8 @@ def test_only_errors_past_their_time_to_live_are_removed(queue: TaskQueue, owner
     for task in queue.poll("work", owner, 4):
         queue.complete(owner, {task: Decision(Result.FAILURE, error=error)})
     queue.set_attempts("work", tasks[1].sequence, 2)
-    queue.set_due("work", tasks[1].sequence, None)
+    queue.run_now("work", [tasks[1].sequence])
+    queue.set_priority("work", [tasks[1].sequence], 1)
     queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error=error)})
     assert known(queue, tasks[1]).state is State.FAILED
     assert queue.purge_past_ttl("work") == 1

@@ -1,143 +1,93 @@
 -- Administration: actions of an operator on READY tasks, purges, and the audit of the actions of users on the page and
 -- the command line.
 
-CREATE FUNCTION taskq.pause_task(p_topic text, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.change_waiting(
+    p_topic text, p_sequences bigint[], p_due timestamptz DEFAULT NULL, p_priority int DEFAULT NULL,
+    p_attempts int DEFAULT NULL, p_paused boolean DEFAULT NULL
+) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
-BEGIN
-    IF v_task.waits = :WAITS_RESUME THEN
-        RETURN false;
-    END IF;
-    UPDATE taskq_internal.live SET waits = :WAITS_RESUME, available_at = taskq_internal.due_time(v_task),
-        due_again = NULL
-    WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
-    PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_PAUSED, NULL);
-    RETURN true;
-END $$;
-COMMENT ON FUNCTION taskq.pause_task IS
-'Pauses a READY task. Polls do not return it until a call of resume_task, run_now or set_due. Returns false if the task
-was paused already. Raises TQ001 for an unknown topic, and TQ003 if the task is not READY or another transaction is
-claiming it.';
-
-CREATE FUNCTION taskq.resume_task(p_topic text, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
-BEGIN
-    IF v_task.waits <> :WAITS_RESUME THEN
-        RETURN false;
-    END IF;
-    PERFORM taskq_internal.set_due_time(
-        v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp() ELSE taskq_internal.original_due_time(v_task) END,
-        :HISTORY_RESUMED);
-    RETURN true;
-END $$;
-COMMENT ON FUNCTION taskq.resume_task IS
-'Resumes a paused task. A retry becomes due now. Any other task becomes due at the time that its push set. Returns false
-if the task was not paused. Raises TQ001 for an unknown topic, and TQ003 if the task is not READY or another transaction
-is claiming it.';
-
-CREATE FUNCTION taskq.set_due(p_topic text, p_sequence bigint, p_due timestamptz) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
-BEGIN
-    IF NOT taskq_internal.is_moment(p_due) THEN
-        PERFORM taskq_internal.raise_error('TQ002', format(
-            'topic %L, sequence %s: %s is outside the years 1 to 9999', p_topic, p_sequence, p_due));
-    END IF;
-    PERFORM taskq_internal.set_due_time(
-        v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), :HISTORY_DUE_SET);
-END $$;
-COMMENT ON FUNCTION taskq.set_due IS
-'Sets the time at which a READY task is due. With p_due NULL the task is due again at the time that its push set. Raises
-TQ001 for an unknown topic, TQ002 for a time outside the years 1 to 9999, and TQ003 if the task is not READY or another
-transaction is claiming it.';
-
-CREATE FUNCTION taskq.set_attempts(p_topic text, p_sequence bigint, p_attempts int) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_task  taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
     v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
-BEGIN
-    IF p_attempts IS NULL OR p_attempts NOT BETWEEN 0 AND v_topic.max_attempts - 1 THEN
-        PERFORM taskq_internal.raise_error('TQ002',
-            format('topic %L, sequence %s: the number of counted attempts must be %s, not %s', p_topic, p_sequence,
-            CASE v_topic.max_attempts WHEN 1 THEN '0' ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
-    END IF;
-    UPDATE taskq_internal.live SET attempt = p_attempts, late = true, elapsed = NULL,
-        waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits
-                     WHEN p_attempts > 0 AND v_topic.probe THEN :WAITS_PROBE
-                     WHEN waits = :WAITS_PROBE THEN :WAITS_NOTHING ELSE waits END
-    WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
-    PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_ATTEMPTS_SET, p_attempts);
-END $$;
-COMMENT ON FUNCTION taskq.set_attempts IS
-'Sets the number of counted attempts of a READY task to p_attempts. With 0 the task is as after its push. With
-max_attempts - 1 it has one attempt left. Raises TQ001 for an unknown topic, TQ002 for a number out of range, and TQ003
-if the task is not READY or another transaction is claiming it.';
-
-CREATE FUNCTION taskq.run_now(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
     v_now   timestamptz := clock_timestamp();
-    v_task  taskq_internal.live;
-    v_count bigint := 0;
+    v_kind  int := CASE WHEN p_paused THEN :HISTORY_PAUSED WHEN NOT p_paused THEN :HISTORY_RESUMED
+                        WHEN p_attempts IS NOT NULL THEN :HISTORY_ATTEMPTS_SET
+                        WHEN p_priority IS NOT NULL THEN :HISTORY_PRIORITY_SET ELSE :HISTORY_DUE_SET END;
+    v_found bigint[];
+    v_count bigint;
 BEGIN
-    FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
-        IF v_task.waits = :WAITS_RESUME OR taskq_internal.due_time(v_task) > v_now THEN
-            PERFORM taskq_internal.set_due_time(v_task, v_now, :HISTORY_DUE_SET);
-            v_count := v_count + 1;
-        END IF;
-    END LOOP;
-    RETURN v_count;
-END $$;
-COMMENT ON FUNCTION taskq.run_now IS
-'Makes READY tasks due now, including paused tasks. Dependencies, a probe and the pause of the topic still block the
-tasks. Returns how many tasks changed. Raises TQ001 for an unknown topic. Raises TQ003, and changes nothing, if a task
-is not READY or another transaction is claiming it; the error names the first such task.';
-
-CREATE FUNCTION taskq.set_priority(p_topic text, p_sequences bigint[], p_priority int) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
-DECLARE
-    v_task  taskq_internal.live;
-    v_count bigint := 0;
-BEGIN
-    IF p_priority IS NULL OR p_priority NOT BETWEEN -100 AND 100 THEN
-        PERFORM taskq_internal.raise_error('TQ002', format(
-            'topic %L: a priority is between -100 and 100, not %s', p_topic, coalesce(p_priority::text, 'NULL')));
+    PERFORM taskq_internal.check_change(v_topic, p_due, p_priority, p_attempts);
+    v_found := taskq_internal.lock_ready_tasks(v_topic.topic_id, p_topic, p_sequences);
+    IF p_priority IS NOT NULL THEN
+        PERFORM taskq_internal.add_fronts(v_topic.topic_id, ARRAY[p_priority]);
     END IF;
-    FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
-        CONTINUE WHEN v_task.priority = p_priority;
-        PERFORM taskq_internal.add_fronts(v_task.topic_id, ARRAY[p_priority]);
-        UPDATE taskq_internal.live SET priority = p_priority, late = true WHERE topic_id = v_task.topic_id
-            AND sequence = v_task.sequence;
-        PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_PRIORITY_SET, p_priority);
-        v_count := v_count + 1;
-    END LOOP;
+    WITH changed AS MATERIALIZED (
+        SELECT l.sequence, l.attempt AS was_attempt, l.waits AS was, n.*, t.due AS pushed_due, CASE
+                   WHEN n.paused THEN :WAITS_RESUME
+                   WHEN l.waits <> :WAITS_RESUME AND (p_attempts IS NULL OR l.waits = :WAITS_DEPENDENCIES) THEN l.waits
+                   WHEN n.attempt > 0 AND v_topic.probe THEN :WAITS_PROBE
+                   WHEN EXISTS (SELECT FROM taskq_internal.dependency d
+                                WHERE d.topic_id = v_topic.topic_id AND d.sequence = l.sequence)
+                       THEN :WAITS_DEPENDENCIES
+                   ELSE :WAITS_NOTHING END AS waits
+        FROM taskq_internal.live l
+        JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = v_topic.topic_id AND sequence = ANY (v_found)) t
+            USING (topic_id, sequence)
+        CROSS JOIN LATERAL (SELECT taskq_internal.due_time(l) AS due, l.waits = :WAITS_RESUME AS paused) o
+        CROSS JOIN LATERAL (
+            SELECT coalesce(p_attempts, l.attempt) AS attempt, coalesce(p_priority, l.priority) AS priority,
+                   coalesce(p_paused, o.paused AND p_due IS NULL) AS paused, CASE
+                       WHEN p_due <= v_now AND o.due <= v_now THEN o.due
+                       WHEN p_due IS NOT NULL THEN p_due
+                       WHEN NOT p_paused AND o.paused THEN CASE WHEN l.attempt > 0 THEN v_now ELSE t.due END
+                       ELSE o.due END AS due) n
+        WHERE l.topic_id = v_topic.topic_id AND l.sequence = ANY (v_found)
+          AND (n.attempt, n.priority, n.paused, n.due) IS DISTINCT FROM (l.attempt, l.priority, o.paused, o.due)
+    ), recorded AS (
+        INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)
+        SELECT v_now, v_topic.topic_id, c.sequence, v_kind, :READY, c.was_attempt, coalesce(p_attempts, p_priority),
+               taskq_internal.current_actor(), session_user
+        FROM changed c
+    )
+    UPDATE taskq_internal.live l SET attempt = c.attempt, priority = c.priority, waits = c.waits, late = true,
+        elapsed = CASE WHEN p_attempts IS NULL THEN l.elapsed END,
+        -- With -infinity the next poll checks the dependencies.
+        available_at = CASE WHEN c.waits <> :WAITS_DEPENDENCIES THEN c.due WHEN c.was = c.waits THEN l.available_at
+                            ELSE '-infinity' END,
+        due_again = CASE WHEN c.waits = :WAITS_DEPENDENCIES THEN nullif(c.due, c.pushed_due) END
+    FROM changed c
+    WHERE l.topic_id = v_topic.topic_id AND l.sequence = ANY (v_found) AND l.sequence = c.sequence;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
-COMMENT ON FUNCTION taskq.set_priority IS
-'Sets the priority of READY tasks to p_priority, from -100 to 100. Polls return higher priorities first. The priority
-lasts until the task ends: a reset task and a copy have the priority of the push. Returns how many tasks changed. Raises
-TQ001 for an unknown topic, TQ002 for a priority out of range, and TQ003 as taskq.run_now does.';
+COMMENT ON FUNCTION taskq.change_waiting IS
+'Changes READY tasks, all of them or none. An argument of NULL changes nothing. p_due is the time at which the tasks are
+due; it ends their pause. A task that is due already keeps its place if p_due has passed. p_priority is -100 to 100, and lasts until the task ends: a reset task and a copy have the priority of
+the push. p_attempts is the number of counted attempts: max_attempts - 1 leaves one. No poll returns a task that is
+paused. When p_paused false resumes it, a retry becomes due now, and any other task when its push set. Dependencies, a
+probe and the pause of the topic still block the tasks. Returns how many tasks changed. Raises TQ001 for an unknown
+topic, and TQ002 for a value out of range. Raises TQ003 if a task is not READY or another transaction is claiming it;
+the error names the first such task.';
 
 CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_task  taskq_internal.live;
-    v_count bigint := 0;
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_found    bigint[] := taskq_internal.lock_ready_tasks(v_topic_id, p_topic, p_sequences);
 BEGIN
-    FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
-        PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_CANCELED, NULL);
-        DELETE FROM taskq_internal.live WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
-        INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes,
-            redelivered, identifier, error, error_summary)
-        SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_time(v_task), v_task.topic_id, v_task.attempt,
-               :FILTERED, v_task.crashes, v_task.redelivered, v_task.identifier, v_task.error, v_task.error_summary;
-        v_count := v_count + 1;
-    END LOOP;
-    RETURN v_count;
+    PERFORM taskq_internal.record_change(v_topic_id, :HISTORY_CANCELED, v_found);
+    WITH gone AS (
+        DELETE FROM taskq_internal.live WHERE topic_id = v_topic_id AND sequence = ANY (v_found) RETURNING live AS task)
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes,
+        redelivered, identifier, error, error_summary)
+    SELECT (g.task).sequence, clock_timestamp(), taskq_internal.due_time(g.task), v_topic_id, (g.task).attempt,
+           :FILTERED, (g.task).crashes, (g.task).redelivered, (g.task).identifier, (g.task).error,
+           (g.task).error_summary
+    FROM gone g;
+    RETURN cardinality(v_found);
 END $$;
 COMMENT ON FUNCTION taskq.cancel IS
-'Ends READY tasks as FILTERED without running them. A user can revive them. Tasks that depend on them keep waiting.
-Returns how many tasks it canceled. Raises TQ001 for an unknown topic, and TQ003 as taskq.run_now does.';
+'Ends READY tasks as FILTERED without running them, all of them or none. A user can revive them. Tasks that depend on
+them keep waiting. Returns how many tasks it canceled. Raises TQ001 for an unknown topic, and TQ003 as
+taskq.change_waiting does.';
 
 CREATE FUNCTION taskq.purge_past_ttl(p_topic text, p_size int) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -341,96 +291,50 @@ COMMENT ON FUNCTION taskq.count_lapsed IS
 'Returns the number of leases that lapsed more than p_grace ago, and the number of tasks held under them. Each count
 stops at 1,000.';
 
--- Locks a READY task until the transaction ends. Never waits. Raises TQ003 if the task is not READY or does not exist,
--- or if another transaction is claiming it.
-CREATE FUNCTION taskq_internal.lock_ready_task(p_topic text, p_sequence bigint) RETURNS taskq_internal.live
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+-- Raises TQ002 for a value that no READY task can have.
+CREATE FUNCTION taskq_internal.check_change(
+    p_topic taskq_internal.topic, p_due timestamptz, p_priority int, p_attempts int
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_task     taskq_internal.live;
+    v_wrong text := CASE
+        WHEN NOT taskq_internal.is_moment(p_due) THEN p_due || ' is outside the years 1 to 9999'
+        WHEN p_priority NOT BETWEEN -100 AND 100 THEN 'a priority is between -100 and 100, not ' || p_priority
+        WHEN p_attempts NOT BETWEEN 0 AND p_topic.max_attempts - 1 THEN format(
+            'the number of counted attempts must be 0 to %s, not %s', p_topic.max_attempts - 1, p_attempts) END;
 BEGIN
-    SELECT * INTO v_task FROM taskq_internal.live l
-    WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NULL FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ003',
-                format('topic %L, sequence %s: only a READY task can be paused, resumed or changed, and this one %s',
-            p_topic, p_sequence, coalesce('is '
-                    || nullif(taskq_internal.task_state_name(v_topic_id, p_sequence), 'READY'), 'is being claimed')));
+    IF v_wrong IS NOT NULL THEN
+        PERFORM taskq_internal.raise_error('TQ002', format('topic %L: %s', p_topic.name, v_wrong));
     END IF;
-    RETURN v_task;
 END $$;
 
 -- Locks READY tasks in the order of their sequences until the transaction ends. Never waits. Raises TQ003 if a task is
 -- not READY or does not exist, or if another transaction is claiming it. The error names the first such task.
-CREATE FUNCTION taskq_internal.lock_ready_tasks(p_topic text, p_sequences bigint[]) RETURNS SETOF taskq_internal.live
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.lock_ready_tasks(p_topic_id int, p_topic text, p_sequences bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_held     bigint[];
-    v_missing  bigint;
+    v_held    bigint[] := ARRAY(SELECT l.sequence FROM taskq_internal.live l
+                                WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
+                                ORDER BY l.sequence FOR UPDATE SKIP LOCKED);
+    v_missing bigint := (SELECT min(u.sequence) FROM (SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_held))
+                         AS u (sequence));
 BEGIN
-    v_held := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                    WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                    ORDER BY l.sequence FOR UPDATE SKIP LOCKED);
-    v_missing := (SELECT min(u.sequence) FROM (SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_held)) u (sequence));
     IF v_missing IS NOT NULL THEN
         PERFORM taskq_internal.raise_error('TQ003',
                 format('topic %L, sequence %s: only a READY task can be changed or canceled, and this one %s',
             p_topic, v_missing, coalesce('is '
-                    || nullif(taskq_internal.task_state_name(v_topic_id, v_missing), 'READY'), 'is being claimed')));
+                    || nullif(taskq_internal.task_state_name(p_topic_id, v_missing), 'READY'), 'is being claimed')));
     END IF;
-    RETURN QUERY SELECT * FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = ANY (v_held)
-        ORDER BY l.sequence;
+    RETURN v_held;
 END $$;
 
 -- Returns the due time of a waiting task. Besides this time, the task may wait for a dependency, a probe or a pause.
-CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN CASE WHEN p_task.waits = :WAITS_DEPENDENCIES
-        THEN coalesce(p_task.due_again, taskq_internal.original_due_time(p_task)) ELSE p_task.available_at END;
-END $$;
-
--- Returns the due time that the push of a task set.
-CREATE FUNCTION taskq_internal.original_due_time(p_task taskq_internal.live) RETURNS timestamptz
+CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
-    RETURN (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_task.topic_id
-            AND t.sequence = p_task.sequence);
+    RETURN CASE WHEN p_task.waits = :WAITS_DEPENDENCIES THEN coalesce(p_task.due_again, (
+        SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_task.topic_id AND t.sequence = p_task.sequence))
+                ELSE p_task.available_at END;
 END $$;
-
--- Changes the due time of a task whose row this transaction holds, and records the change. It also ends the pause of a
--- paused task, which then waits for its dependencies or for the probe again.
-CREATE FUNCTION taskq_internal.set_due_time(p_task taskq_internal.live, p_due timestamptz, p_kind int) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
-DECLARE
-    v_waits smallint := p_task.waits;
-BEGIN
-    IF v_waits = :WAITS_RESUME THEN
-        v_waits := CASE
-            WHEN p_task.attempt > 0 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_task.topic_id)
-                THEN :WAITS_PROBE
-            WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = p_task.topic_id
-                         AND d.sequence = p_task.sequence)
-                THEN :WAITS_DEPENDENCIES
-            ELSE :WAITS_NOTHING END;
-        -- With -infinity the next poll checks the dependencies.
-        UPDATE taskq_internal.live SET waits = v_waits, late = true, available_at = '-infinity'
-        WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
-    END IF;
-    UPDATE taskq_internal.live SET late = true,
-        available_at = CASE WHEN v_waits = :WAITS_DEPENDENCIES THEN available_at ELSE p_due END,
-        due_again = CASE WHEN v_waits = :WAITS_DEPENDENCIES THEN p_due ELSE due_again END
-    WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
-    PERFORM taskq_internal.record_ready_change(p_task, p_kind, NULL);
-END $$;
-
--- Records a change of a READY task in the history. p_other is the new number of attempts or the new priority.
-CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void
-LANGUAGE sql AS $$
-    INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)
-    SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, :READY, p_task.attempt, p_other,
-        taskq_internal.current_actor(), session_user
-$$;
 
 -- Removes tasks in the states p_low to p_high, in batches that limit the server's memory. The states are either ACTIVE
 -- and READY, or among the others. With p_spare it keeps the tasks on which waiting tasks depend.

@@ -58,9 +58,9 @@ CREATE FUNCTION taskq_internal.current_actor() RETURNS text LANGUAGE sql STABLE 
     SELECT nullif(left(current_setting('taskq.actor', true), 200), '')
 $$;
 
--- Records a change of ended tasks before it happens: RESET, RECREATED or REASSIGNED. p_others has one element for each
--- element of p_sequences, if the kind needs one.
-CREATE FUNCTION taskq_internal.record_ended_change(
+-- Records a change of tasks that are READY or have ended, before it happens. p_others has one element for each element
+-- of p_sequences, if the kind needs one.
+CREATE FUNCTION taskq_internal.record_change(
     p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -68,11 +68,13 @@ BEGIN
         error, error_summary)
     SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt,
            (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), u.other,
-               taskq_internal.current_actor(), session_user,
-           right(e.error, 2000), e.error_summary
+           taskq_internal.current_actor(), session_user, right(e.error, 2000), e.error_summary
     FROM unnest(p_sequences, p_others) AS u (sequence, other)
-    JOIN (SELECT * FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e
-        ON e.sequence = u.sequence;
+    JOIN (SELECT sequence, state, attempt, holder, error, error_summary FROM taskq_internal.ended
+          WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)
+          UNION ALL
+          SELECT sequence, :READY, attempt, NULL, NULL, NULL FROM taskq_internal.live
+          WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e USING (sequence);
 END $$;
 
 -- Returns whether the queue records the failure of an attempt. It records the first hundred failures of a task and then

@@ -42,8 +42,8 @@ BEGIN
     END IF;
     v_found := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
                                 CASE WHEN p_state = taskq_internal.state_of_result(p_result) THEN 0 END);
-    PERFORM taskq_internal.record_ended_change(v_topic_id, :HISTORY_REASSIGNED, v_found, array_fill(
-        (taskq_internal.state_of_result(p_result))::bigint, ARRAY[cardinality(v_found)]));
+    PERFORM taskq_internal.record_change(v_topic_id, :HISTORY_REASSIGNED, v_found, array_fill(
+        taskq_internal.state_of_result(p_result)::bigint, ARRAY[cardinality(v_found)]));
     UPDATE taskq_internal.ended SET state = taskq_internal.state_of_result(p_result),
         completed = coalesce(completed, clock_timestamp())
     WHERE topic_id = v_topic_id AND sequence = ANY (v_found);
@@ -155,7 +155,7 @@ END $$;
 CREATE FUNCTION taskq_internal.reset_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
-    PERFORM taskq_internal.record_ended_change(p_topic_id, :HISTORY_RESET, p_sequences);
+    PERFORM taskq_internal.record_change(p_topic_id, :HISTORY_RESET, p_sequences);
     DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, p_sequences);
 END $$;
@@ -192,7 +192,7 @@ BEGIN
     PERFORM taskq_internal.announce_push();
     v_now := clock_timestamp();
     v_new := taskq_internal.draw_sequences(cardinality(p_sequences));
-    PERFORM taskq_internal.record_ended_change(p_topic_id, :HISTORY_RECREATED, p_sequences, v_new);
+    PERFORM taskq_internal.record_change(p_topic_id, :HISTORY_RECREATED, p_sequences, v_new);
     UPDATE taskq_internal.ended SET descent = state, state = :RECREATED WHERE topic_id = p_topic_id
         AND sequence = ANY (p_sequences);
     v_identifiers := ARRAY(SELECT t.identifier FROM unnest(p_sequences) WITH ORDINALITY AS u (sequence, place)
