@@ -67,21 +67,13 @@ probe and the pause of the topic still block the tasks. Returns how many tasks c
 topic, and TQ002 for a value out of range. Raises TQ003 if a task is not READY or another transaction is claiming it;
 the error names the first such task.';
 
-CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_found    bigint[] := taskq_internal.lock_ready_tasks(v_topic_id, p_topic, p_sequences);
 BEGIN
     PERFORM taskq_internal.record_change(v_topic_id, :HISTORY_CANCELED, v_found);
-    WITH gone AS (
-        DELETE FROM taskq_internal.live WHERE topic_id = v_topic_id AND sequence = ANY (v_found) RETURNING live AS task)
-    INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes,
-        redelivered, identifier, error, error_summary)
-    SELECT (g.task).sequence, clock_timestamp(), taskq_internal.due_time(g.task), v_topic_id, (g.task).attempt,
-           :FILTERED, (g.task).crashes, (g.task).redelivered, (g.task).identifier, (g.task).error,
-           (g.task).error_summary
-    FROM gone g;
+    PERFORM taskq_internal.end_waiting(v_topic_id, v_found, :FILTERED);
     RETURN cardinality(v_found);
 END $$;
 COMMENT ON FUNCTION taskq.cancel IS

@@ -378,11 +378,9 @@ $$;
 -- call displaces only the newest task of the identifier, which it finds in one step. A lookup of all its tasks would
 -- visit the tasks of each earlier call again, and the index entries of the rows that these calls have deleted.
 --
--- Each query makes one index lookup for each identifier or sequence, because a subquery that locks, or has an OFFSET or
--- an order, stays a lookup. No statistics can make such a lookup expensive:
+-- Each query makes one index lookup for each identifier or sequence, because a subquery that locks, or has an order,
+-- stays a lookup. No statistics can make such a lookup expensive:
 --
--- - Before PostgreSQL 17, a condition "= ANY (array)" may read the whole topic and compare each row with the whole
---   array. So the functions below change rows by their places (ctid), which they have locked.
 -- - If the statistics know a single identifier, "identifier = x" may read the whole topic by the primary key. Only the
 --   index of identifiers gives the order of the query without a sort.
 -- - "holder IS NULL" may read a partial index as a whole, where the query has no identifier. The CASE matches none.
@@ -391,14 +389,12 @@ CREATE FUNCTION taskq_internal.displace_older_tasks(
 ) RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_identifiers  text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers)
-                                   AS u (identifier));
-    v_newest       bigint[];
-    v_older        bigint[] := '{}';  -- of an identifier that an earlier call has pushed, the newest task
-    v_waiting      bigint[];
-    v_waiting_rows tid[];
-    v_ended        bigint[];
-    v_ended_rows   tid[];
+    v_identifiers text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers)
+                                  AS u (identifier));
+    v_newest      bigint[];
+    v_older       bigint[] := '{}';  -- of an identifier that an earlier call has pushed, the newest task
+    v_waiting     bigint[];
+    v_ended       bigint[];
 BEGIN
     IF p_since IS NOT NULL THEN
         v_newest := taskq_internal.newest_of_push(p_topic_id, v_identifiers, p_since);
@@ -408,19 +404,19 @@ BEGIN
         v_identifiers := ARRAY(SELECT u.identifier FROM unnest(v_identifiers, v_newest) AS u (identifier, sequence)
                                WHERE u.sequence IS NULL);
     END IF;
-    SELECT array_agg(n.sequence), array_agg(n.place) INTO v_waiting, v_waiting_rows
-    FROM (SELECT l.sequence, l.place FROM unnest(v_identifiers) AS u (identifier)
-          CROSS JOIN LATERAL (
-              SELECT b.sequence, b.ctid AS place FROM taskq_internal.live b
-              WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              FOR UPDATE SKIP LOCKED) l
-          UNION ALL
-          SELECT l.sequence, l.place FROM unnest(v_older) AS u (sequence)
-          CROSS JOIN LATERAL (
-              SELECT b.sequence, b.ctid AS place FROM taskq_internal.live b
-              WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence
-                AND CASE WHEN b.holder IS NULL THEN :READY ELSE :ACTIVE END = :READY
-              FOR UPDATE SKIP LOCKED) l) n;
+    v_waiting := ARRAY(
+        SELECT l.sequence FROM unnest(v_identifiers) AS u (identifier)
+        CROSS JOIN LATERAL (
+            SELECT b.sequence FROM taskq_internal.live b
+            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+            FOR UPDATE SKIP LOCKED) l
+        UNION ALL
+        SELECT l.sequence FROM unnest(v_older) AS u (sequence)
+        CROSS JOIN LATERAL (
+            SELECT b.sequence FROM taskq_internal.live b
+            WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence
+              AND CASE WHEN b.holder IS NULL THEN :READY ELSE :ACTIVE END = :READY
+            FOR UPDATE SKIP LOCKED) l);
     IF p_insertion IN ('REPLACE', 'DELETE') THEN
         v_older := v_older || ARRAY(SELECT t.sequence FROM unnest(v_identifiers) AS u (identifier)
                                     CROSS JOIN LATERAL (
@@ -430,81 +426,35 @@ BEGIN
                                           AND (b.identifier, b.topic_id) <= (u.identifier, p_topic_id)
                                         ORDER BY b.identifier, b.sequence) t);
     END IF;
-    SELECT array_agg(e.sequence), array_agg(e.place) INTO v_ended, v_ended_rows
-    FROM unnest(v_older) AS u (sequence)
-    CROSS JOIN LATERAL (
-        SELECT b.sequence, b.ctid AS place FROM taskq_internal.ended b
-        WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence
-          AND (p_insertion = 'DELETE' OR b.state BETWEEN :EXPIRED AND :SUCCEEDED)
-        FOR UPDATE SKIP LOCKED) e;
+    v_ended := ARRAY(
+        SELECT e.sequence FROM unnest(v_older) AS u (sequence)
+        CROSS JOIN LATERAL (
+            SELECT b.sequence FROM taskq_internal.ended b
+            WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence
+              AND (p_insertion = 'DELETE' OR b.state BETWEEN :EXPIRED AND :SUCCEEDED)
+            FOR UPDATE SKIP LOCKED) e);
     IF p_insertion = 'DELETE' THEN
-        PERFORM taskq_internal.delete_displaced(p_topic_id, v_waiting || v_ended, v_waiting_rows, v_ended_rows);
+        PERFORM taskq_internal.delete_tasks(p_topic_id, v_waiting || v_ended);
         RETURN;
     END IF;
-    INSERT INTO taskq_internal.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes,
+    PERFORM taskq_internal.end_waiting(p_topic_id, v_waiting, :REDUNDANT);
+    UPDATE taskq_internal.ended SET descent = state, state = :REDUNDANT
+    WHERE topic_id = p_topic_id AND sequence = ANY (v_ended);
+END $$;
+
+-- Ends READY tasks whose rows this transaction holds: as FILTERED, or as REDUNDANT, which have no time of an end.
+CREATE FUNCTION taskq_internal.end_waiting(p_topic_id int, p_sequences bigint[], p_state int) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    WITH gone AS (
+        DELETE FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
+        RETURNING l.*, taskq_internal.due_time(l) AS due)
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, descent, crashes,
         redelivered, identifier, error, error_summary)
-    SELECT g.sequence, CASE WHEN g.waits = :WAITS_DEPENDENCIES THEN (  -- available_at is when to check its dependencies
-               SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = g.sequence)
-                   ELSE g.available_at END,
-           g.holder, g.topic_id, g.attempt, :REDUNDANT, :READY, g.crashes, g.redelivered, g.identifier, g.error,
-               g.error_summary
-    FROM unnest(v_waiting) AS u (sequence)
-    CROSS JOIN LATERAL (SELECT * FROM taskq_internal.live b
-                        WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence OFFSET 0) g;
-    PERFORM taskq_internal.delete_rows(p_topic_id, v_waiting_rows, NULL, NULL, NULL, NULL);
-    PERFORM taskq_internal.make_redundant(p_topic_id, v_ended_rows);
-END $$;
-
--- Deletes tasks, whose rows in live and ended this transaction holds, and all their related rows.
-CREATE FUNCTION taskq_internal.delete_displaced(p_topic_id int, p_sequences bigint[], p_live tid[], p_ended tid[])
-RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off AS $$
-BEGIN
-    PERFORM taskq_internal.delete_rows(
-        p_topic_id, p_live, p_ended,
-        ARRAY(SELECT t.place FROM unnest(p_sequences) AS u (sequence)
-              CROSS JOIN LATERAL (SELECT b.ctid AS place FROM taskq_internal.task b
-                                  WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence OFFSET 0) t),
-        ARRAY(SELECT d.place FROM unnest(p_sequences) AS u (sequence)
-              CROSS JOIN LATERAL (SELECT b.ctid AS place FROM taskq_internal.dependency b  -- a completion may change it
-                                  WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence FOR UPDATE) d),
-        ARRAY(SELECT h.place FROM unnest(p_sequences) AS u (sequence)
-              CROSS JOIN LATERAL (SELECT b.ctid AS place FROM taskq_internal.history b
-                                  WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence OFFSET 0) h));
-END $$;
-
--- Deletes rows by their places in the tables of a topic. No other transaction may move the rows meanwhile.
-CREATE FUNCTION taskq_internal.delete_rows(
-    p_topic_id int, p_live tid[], p_ended tid[], p_task tid[], p_dependency tid[], p_history tid[]
-) RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_indexscan = off SET enable_bitmapscan = off AS $$
-BEGIN
-    IF cardinality(p_live) > 0 THEN
-        DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND ctid = ANY (p_live);
-    END IF;
-    IF cardinality(p_ended) > 0 THEN
-        DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND ctid = ANY (p_ended);
-    END IF;
-    IF cardinality(p_task) > 0 THEN
-        DELETE FROM taskq_internal.task WHERE topic_id = p_topic_id AND ctid = ANY (p_task);
-    END IF;
-    IF cardinality(p_dependency) > 0 THEN
-        DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND ctid = ANY (p_dependency);
-    END IF;
-    IF cardinality(p_history) > 0 THEN
-        DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id AND ctid = ANY (p_history);
-    END IF;
-END $$;
-
--- Makes ended tasks REDUNDANT, by the places of their rows, which this transaction holds.
-CREATE FUNCTION taskq_internal.make_redundant(p_topic_id int, p_ended tid[]) RETURNS void
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_indexscan = off
-SET enable_bitmapscan = off AS $$
-BEGIN
-    IF cardinality(p_ended) > 0 THEN
-        UPDATE taskq_internal.ended SET descent = state, state = :REDUNDANT
-        WHERE topic_id = p_topic_id AND ctid = ANY (p_ended);
-    END IF;
+    SELECT g.sequence, CASE WHEN p_state <> :REDUNDANT THEN clock_timestamp() END, g.due, g.topic_id, g.attempt, p_state,
+           CASE WHEN p_state = :REDUNDANT THEN :READY END, g.crashes, g.redelivered, g.identifier, g.error,
+           g.error_summary
+    FROM gone g;
 END $$;
 
 -- Returns the newest task of each identifier that this transaction has pushed since p_since, in input order, and NULL
