@@ -9,7 +9,7 @@ from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.connection import FunctionCaller, all_or_nothing
 from airflow_provider_taskq.queue.encoding import model_row, state_number
 from airflow_provider_taskq.queue.errors import InvalidTask
-from airflow_provider_taskq.queue.models import Json, Junction, NewTask, Owner, Result, Revival, State, Task
+from airflow_provider_taskq.queue.models import Json, Junction, NewTask, Result, Revival, State
 from airflow_provider_taskq.queue.reports import AuditEntry
 from airflow_provider_taskq.queue.task_input import TaskChunk, split_into_chunks
 
@@ -206,17 +206,6 @@ class AdminMixin(FunctionCaller):
         """
         return self._number("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, sequences))
 
-    def release_tasks(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
-        """Release some of an owner's tasks, all or none. Return the number of tasks.
-
-        The tasks become READY in their original place, and the attempt is not counted.
-
-        :raises NotHeld: if the owner does not hold one of them.
-        """
-        sequences = [task if isinstance(task, int) else task.sequence for task in tasks]
-        call = "SELECT taskq.release_tasks(%s::text, %s::bigint, %b::bigint[])"
-        return self._number(call, (owner.name, owner.fence, sequences))
-
     def _change_waiting(
         self,
         topic: str,
@@ -227,9 +216,7 @@ class AdminMixin(FunctionCaller):
         attempts: int | None = None,
         paused: bool | None = None,
     ) -> int:
-        call = (
-            "SELECT taskq.change_waiting(%s::text, %b::bigint[], %s::timestamptz, %s::int, %s::int, %s::boolean)"
-        )
+        call = "SELECT taskq.change_waiting(%s::text, %b::bigint[], %s::timestamptz, %s::int, %s::int, %s::boolean)"
         return self._number(call, (topic, sequences, due, priority, attempts, paused))
 
     # Junctions

@@ -38,10 +38,8 @@ SELECT * FROM taskq.poll('orders', 'worker-1', (SELECT fence FROM taskq.owner('w
 SELECT taskq.claim('orders', 'worker-1', (SELECT fence FROM taskq.owner('worker-1')), 1, 'FIRST_IN_FIRST_OUT', 'NONE');
 SELECT * FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders');
 SELECT taskq.max_claim('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
-SELECT taskq.release_tasks('worker-1', (SELECT fence FROM taskq.owner('worker-1')), ARRAY(
-    SELECT sequence FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders') LIMIT 1));
 SELECT taskq.complete('worker-1', (SELECT fence FROM taskq.owner('worker-1')), ARRAY(
-    SELECT sequence FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders')), '{0}',
+    SELECT sequence FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders')), '{0, 0}',
     p_errors => ARRAY['ValueError: no such customer'], p_attempts => ARRAY(
     SELECT attempt FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders')));
 SELECT taskq.claim_batch('orders', 'worker-1', (SELECT fence FROM taskq.owner('worker-1')), 1,

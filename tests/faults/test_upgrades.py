@@ -246,7 +246,6 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "read_partition": lambda: queue.read_partition(LEASED),
         "record_handling_times": lambda: queue.record_handling_times("work", [0.5]),
         "release_partition": lambda: queue.release_partition(LEASED),
-        "release_tasks": lambda: queue.release_tasks(owner, [1]),
         "renew_partitions": lambda: queue.renew_partitions("group", "work", "member"),
         "rewind_group": lambda: queue.rewind_group("unknown", "work", now),
         "search_tasks": lambda: queue.search_tasks("a"),

@@ -170,8 +170,6 @@ def arguments_of(verb: str) -> st.SearchStrategy[dict[str, Any]]:
     hints = get_type_hints(method, localns={"UnreadablePayload": UnreadablePayload})
     named = [each for each in inspect.signature(method).parameters.values() if each.kind is not each.VAR_KEYWORD][1:]
     values = {each.name: values_of(hints[each.name], each.name) for each in named}
-    if verb == "release_tasks":
-        values["tasks"] = st.lists(SEQUENCES, max_size=3)
     needed = {each.name: values[each.name] for each in named if each.default is each.empty}
     return st.fixed_dictionaries(needed, optional={name: values[name] for name in values.keys() - needed.keys()})
 

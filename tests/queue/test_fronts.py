@@ -100,7 +100,6 @@ def give_a_time(queue: TaskQueue, _owner: Owner, task: Task) -> None:
 
 WAYS_BACK: dict[str, Way] = {
     "released": released,
-    "released alone": lambda queue, owner, task: queue.release_tasks(owner, [task]),
     "taken over": lambda queue, owner, _task: queue.release(queue.register(owner.name)),
     "expired": after(lambda queue, owner, _task: lapse(queue, owner), lambda queue, _owner, _task: queue.expire()),
     "failed": ended(DOWN),

@@ -116,7 +116,6 @@ CALLS: dict[str, Call] = {
     "exchange": lambda grown: grown.queue.exchange(
         grown.other, dict.fromkeys(grown.some("held"), Result.SUCCESS), "work", SIZE
     ),
-    "release_tasks": lambda grown: grown.queue.release_tasks(grown.other, grown.some("held")),
     "revive by RESET": revive(Revival.RESET, "done"),
     "revive by APPEND": revive(Revival.APPEND, "done"),
     "revive by SUPERSEDE": revive(Revival.SUPERSEDE, "failed"),

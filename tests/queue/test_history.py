@@ -275,7 +275,6 @@ RETURNS: dict[str, Step] = {
     "a failure within the time to live": fail_young,
     "a snooze": snooze,
     "release": lambda queue, owner: queue.release(owner),
-    "release_tasks": lambda queue, owner: queue.release_tasks(owner, queue.held(owner)),
     "redelivery": expire,
 }
 """Ways in which a held task becomes READY again."""

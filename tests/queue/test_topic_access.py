@@ -220,7 +220,6 @@ def test_a_consumer_of_a_topic_cannot_use_the_owner_of_another_role(queue: TaskQ
         lambda queue: queue.complete(theirs, {task.sequence: Result.FAILURE}),
         lambda queue: queue.exchange(theirs, {task.sequence: Result.FAILURE}, "orders"),
         lambda queue: queue.poll("orders", theirs),
-        lambda queue: queue.release_tasks(theirs, [task.sequence]),
         lambda queue: queue.take_over("theirs", theirs.fence, LEASE),
         lambda queue: run(queue, "SELECT * FROM taskq.held_bounds(%s, %s, NULL, 4)", *key),
         lambda queue: run(queue, "SELECT * FROM taskq.held_slice(%s, %s, NULL, 0, 99)", *key),
@@ -420,7 +419,6 @@ WITHOUT_TOPIC = {
     "open_stage": OWN_OWNER,
     "prune_stages": ENDS_DUE,
     "register": OWN_OWNER,
-    "release_tasks": OWN_OWNER,
     "state_name": NO_TASK,
     "take_over": OWN_OWNER,
 }

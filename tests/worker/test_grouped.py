@@ -16,7 +16,6 @@ from airflow_provider_taskq.queue import (
     InvalidState,
     InvalidTask,
     NewTask,
-    NotHeld,
     Order,
     Owner,
     Result,
@@ -29,7 +28,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.reports import Explanation
 from airflow_provider_taskq.worker import Batch, Groups, TaskResultException, Worker, each
 from tests.consumer.consumers import table
-from tests.queue.conftest import identifiers, known, lapse, pass_time, states, until
+from tests.queue.conftest import known, lapse, pass_time, states, until
 from tests.worker.conftest import Gate
 
 pytestmark = [
@@ -263,7 +262,7 @@ def test_one_program_at_a_time_has_the_cluster_lock_until_it_stops(dsn: str, que
     assert other.drain().handled == 1
 
 
-# Actions of operators on single tasks of groups, and the release of single tasks
+# Actions of operators on single tasks of groups
 
 
 def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(queue: TaskQueue, owner: Owner) -> None:
@@ -389,14 +388,3 @@ def test_a_task_with_retries_before_its_expiry_is_not_removed(queue: TaskQueue, 
         assert known(queue, task).status == "retrying"
         assert queue.purge_past_ttl("work") == (1 if minutes == 10 else 0)
     assert queue.page("work") == []
-
-
-def test_an_owner_releases_some_of_its_tasks_and_keeps_the_others(queue: TaskQueue, owner: Owner) -> None:
-    tasks = queue.push("work", ["a", "b", "c"])
-    queue.poll("work", owner, 3)
-    assert queue.release_tasks(owner, [tasks[0], tasks[1].sequence]) == 2
-    assert queue.held(owner) == [tasks[2]]
-    assert identifiers(queue.poll("work", owner, 1)) == ["a"]
-    with pytest.raises(NotHeld, match=str(tasks[1].sequence)):
-        queue.release_tasks(owner, [tasks[0], tasks[1]])
-    assert len(queue.held(owner)) == 2

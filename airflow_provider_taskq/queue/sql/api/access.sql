@@ -24,7 +24,7 @@ UNION ALL SELECT 'consumer', unnest(ARRAY[
     'complete_staged', 'claim_batch', 'defer_held_tasks', 'count_staged',
     'completed_in_stage', 'finish_stage', 'abandon_stage', 'prune_stages', 'expire', 'maintain', 'events', 'log_end',
     'log_bounds', 'log_slice', 'progress', 'advance', 'topics', 'policy', 'acquire_partition',
-    'renew_partitions', 'read_partition', 'advance_partition', 'release_partition', 'release_tasks',
+    'renew_partitions', 'read_partition', 'advance_partition', 'release_partition',
     'record_handling_times', 'is_worker_active', 'begin_drain', 'end_drain', 'find_drain', 'count_ended_by',
     'find_failed_by']), true
 UNION ALL SELECT 'consumer', unnest(ARRAY['lock', 'unlock', 'begin_stream_batch', 'set_worker_active']), false

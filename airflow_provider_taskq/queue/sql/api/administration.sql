@@ -110,32 +110,6 @@ of the topic. It removes the p_size lowest sequences of each state. If the topic
 until it is FAILED. A task without a ttl stays, and one on which a waiting task depends. Returns how many tasks it removed. Never waits: a task that another
 transaction holds stays. Raises TQ001 for an unknown topic.';
 
-CREATE FUNCTION taskq.release_tasks(p_owner text, p_fence bigint, p_sequences bigint[]) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
-DECLARE
-    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
-    v_back     bigint[];
-BEGIN
-    WITH back AS (
-        UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, late = true,
-            waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
-            available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
-                            AND t.sequence = l.sequence)
-        WHERE l.holder = v_owner_id AND l.sequence = ANY (p_sequences)
-          AND l.sequence BETWEEN (SELECT min(s) FROM unnest(p_sequences) s)
-                             AND (SELECT max(s) FROM unnest(p_sequences) s)  -- see complete.sql
-        RETURNING l.sequence)
-    SELECT coalesce(array_agg(b.sequence), '{}') INTO v_back FROM back b;
-    IF cardinality(v_back) <> cardinality(p_sequences) THEN
-        PERFORM taskq_internal.raise_not_held(p_owner, p_fence, p_sequences, v_back);
-    END IF;
-    RETURN cardinality(v_back);
-END $$;
-COMMENT ON FUNCTION taskq.release_tasks IS
-'Makes some of an owner''s tasks READY again, in their original place. The attempt is not counted. Returns how many
-tasks it released. Raises TQ005 if the owner has no lease under the fence, and TQ004 for tasks that the owner does not
-hold.';
-
 CREATE FUNCTION taskq.purge(p_topic text, p_from bigint, p_to bigint, p_state int, p_size bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -136,16 +136,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, late = true,
-        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
-        available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
-                        AND t.sequence = l.sequence)
-    WHERE l.holder = v_owner_id
-      AND (NOT p_crashed OR l.sequence IN (SELECT d.sequence FROM taskq_internal.deferred_task d
-                                           WHERE d.fence = p_fence));
-    GET DIAGNOSTICS v_count = ROW_COUNT;
     IF p_crashed THEN
-        v_count := v_count + taskq_internal.count_crash(ARRAY[v_owner_id]);
+        v_count := taskq_internal.give_back(v_owner_id, ARRAY(SELECT d.sequence FROM taskq_internal.deferred_task d
+                                                              WHERE d.fence = p_fence), NULL)
+                 + taskq_internal.count_crash(ARRAY[v_owner_id]);
+    ELSE
+        v_count := taskq_internal.give_back(v_owner_id, NULL, NULL);
     END IF;
     DELETE FROM taskq_internal.deferred_task WHERE fence = p_fence;
     RETURN v_count;
@@ -218,9 +214,9 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     PERFORM taskq_internal.check_lock(p_name, p_by, p_at_most, p_at_least);
-    IF NOT taskq_internal.is_lock_free(p_name, p_by)
-        OR NOT pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_NAME, p_name))
-        OR NOT taskq_internal.is_lock_free(p_name, p_by) THEN
+    -- A caller that cannot get the lock does not take the mutex, which would keep the holder from extending it.
+    IF EXISTS (SELECT FROM taskq_internal.lock k WHERE k.name = p_name AND k.held_by <> p_by AND k.until > v_now)
+        OR NOT pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_NAME, p_name)) THEN
         RETURN false;
     END IF;
     INSERT INTO taskq_internal.lock AS k (name, held_by, locked, at_least, until)
@@ -229,8 +225,9 @@ BEGIN
         held_by = p_by,
         locked = CASE WHEN k.until > v_now THEN k.locked ELSE v_now END,
         at_least = CASE WHEN k.until > v_now THEN greatest(k.at_least, excluded.at_least) ELSE excluded.at_least END,
-        until = CASE WHEN k.until > v_now THEN greatest(k.until, excluded.until) ELSE excluded.until END;
-    RETURN true;
+        until = CASE WHEN k.until > v_now THEN greatest(k.until, excluded.until) ELSE excluded.until END
+    WHERE k.held_by = p_by OR k.until <= v_now;
+    RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.lock IS
 'Acquires the named lock for p_by, or extends it, for p_at_most. taskq.unlock does not free the lock before p_at_least.
@@ -239,14 +236,16 @@ than p_at_most, and TQ008 for an invalid duration or name.';
 
 CREATE FUNCTION taskq.unlock(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT taskq_internal.is_lock_held(p_name, p_by)
-        OR NOT pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_NAME, p_name))
-        OR NOT taskq_internal.is_lock_held(p_name, p_by) THEN
+    IF NOT EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by = p_by AND until > clock_timestamp())
+        OR NOT pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_NAME, p_name)) THEN
         RETURN false;
     END IF;
     UPDATE taskq_internal.lock SET held_by = '',
         until = least(at_least, clock_timestamp() + (at_least - locked))  -- the clock may have been set back
-    WHERE name = p_name;
+    WHERE name = p_name AND held_by = p_by AND until > clock_timestamp();
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
     DELETE FROM taskq_internal.lock WHERE name = p_name AND until <= clock_timestamp();
     RETURN true;
 END $$;
@@ -373,16 +372,30 @@ BEGIN
             THEN format('given up after crash %s: its owner died or lost its lease while it held this task alone',
                         g.crashes + 1)
             ELSE g.error END AS error) n;
-        UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1,
-            crashes = l.crashes + 1, redelivered = true, late = true,
-            max_claim = least(l.max_claim, taskq_internal.max_claim_after_crash(v_held.tasks, l.crashes + 1, (
-                SELECT p.max_crashes FROM taskq_internal.topic p WHERE p.topic_id = l.topic_id))),
-            waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
-            available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
-                            AND t.sequence = l.sequence)
-        WHERE l.holder = v_held.holder;
+        PERFORM taskq_internal.give_back(v_held.holder, NULL, v_held.tasks);
         v_count := v_count + v_held.tasks;
     END LOOP;
+    RETURN v_count;
+END $$;
+
+-- Makes held tasks READY in their original place, without counting the attempt: all tasks of a holder, or those in
+-- p_sequences. After a crash p_crashed is the number of tasks that were held together. Returns how many tasks it changed.
+CREATE FUNCTION taskq_internal.give_back(p_holder bigint, p_sequences bigint[], p_crashed int) RETURNS bigint
+LANGUAGE plpgsql SET plan_cache_mode = force_custom_plan SET enable_seqscan = off AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, late = true,
+        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
+        available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
+                        AND t.sequence = l.sequence),
+        crashes = l.crashes + CASE WHEN p_crashed IS NULL THEN 0 ELSE 1 END,
+        redelivered = l.redelivered OR p_crashed IS NOT NULL,
+        max_claim = CASE WHEN p_crashed IS NULL THEN l.max_claim ELSE least(
+            l.max_claim, taskq_internal.max_claim_after_crash(p_crashed, l.crashes + 1, (
+                SELECT p.max_crashes FROM taskq_internal.topic p WHERE p.topic_id = l.topic_id))) END
+    WHERE l.holder = p_holder AND (p_sequences IS NULL OR l.sequence = ANY (p_sequences));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
 
@@ -499,18 +512,4 @@ BEGIN
     END IF;
     PERFORM taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most);
     PERFORM taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');
-END $$;
-
--- Returns whether p_by may acquire the named lock: the lock has no holder, p_by holds it, or it has run out.
-CREATE FUNCTION taskq_internal.is_lock_free(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN NOT EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by <> p_by
-                       AND until > clock_timestamp());
-END $$;
-
--- Returns whether p_by holds the named lock.
-CREATE FUNCTION taskq_internal.is_lock_held(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by = p_by
-                   AND until > clock_timestamp());
 END $$;
