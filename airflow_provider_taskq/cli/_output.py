@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any
 
 import click
+from rich.box import Box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -176,6 +176,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "FittedTa
 
 _GAP = 3  # blanks between two columns
 _SHORTENED_WIDTH = 12
+_LINE_BELOW_HEADS = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,37 +186,39 @@ class _Column:
     cells: list[Text]
 
     @property
-    def width(self) -> int:
-        return max(len(self.name), *(cell.cell_len for cell in self.cells))
-
-    @property
     def least_width(self) -> int:
-        return min(self.width, _SHORTENED_WIDTH) if "~" in self.marks or "=" in self.marks else self.width
+        whole = max(len(self.name), *(cell.cell_len for cell in self.cells))
+        return min(whole, _SHORTENED_WIDTH) if "~" in self.marks or "=" in self.marks else whole
 
 
 class FittedTable:
-    """A table without its empty columns that shortens or leaves out columns if the terminal is too narrow."""
+    """A table without its empty columns, which leaves out columns if the terminal is too narrow."""
 
     def __init__(self, names: Sequence[str], rows: Iterable[Sequence[Text]]) -> None:
-        cells = list(zip(*rows, strict=True))
-        marked = [(name.lstrip("#~=?"), name) for name in names]
-        columns = [
-            _Column(name, whole.removesuffix(name), list(column))
-            for (name, whole), column in zip(marked, cells, strict=True)
-        ]
-        self.columns = [column for column in columns if any(cell.plain for cell in column.cells)]
+        found = []
+        for name, cells in zip(names, zip(*rows, strict=True), strict=True):
+            bare = name.lstrip("#~=?")
+            found.append(_Column(bare, name.removesuffix(bare), list(cells)))
+        self.columns = [column for column in found if any(cell.plain for cell in column.cells)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table in the available width, then the names of the columns that do not fit."""
         kept = self._fitting(options.max_width)
-        widths = _column_widths(kept, options.max_width)
-        yield from _row(console, kept, widths, [Text(column.name, "bold") for column in kept])
-        yield Segment("─" * min(sum(widths) + _GAP * (len(kept) - 1), options.max_width))
-        yield Segment.line()
+        made = Table(box=_LINE_BELOW_HEADS, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+        for column in kept:
+            shortened = "~" in column.marks
+            made.add_column(
+                Text(column.name, "bold"),
+                justify="right" if "#" in column.marks else "left",
+                no_wrap=not shortened and "=" not in column.marks,  # rich narrows only columns that may wrap
+                min_width=column.least_width,
+            )
+            for cell in column.cells if shortened else ():
+                cell.no_wrap, cell.overflow = True, "ellipsis"
         for cells in zip(*(column.cells for column in kept), strict=True):
-            yield from _row(console, kept, widths, cells)
-        left_out = [column.name for column in self.columns if column not in kept]
-        if left_out:
+            made.add_row(*cells)
+        yield made
+        if left_out := [column.name for column in self.columns if column not in kept]:
             yield Text(f"The terminal is too narrow for {', '.join(left_out)}.", "dim")
 
     def _fitting(self, width: int) -> list[_Column]:
@@ -227,40 +230,3 @@ class FittedTable:
             if "?" in column.marks:
                 kept.remove(column)
         return kept
-
-
-def _row(console: Console, columns: list[_Column], widths: list[int], cells: Sequence[Text]) -> RenderResult:
-    """Yield one row. Only a row that does not fit is left to rich, which takes ten times as long."""
-    whole = sum(widths) + _GAP * (len(widths) - 1)
-    if whole > console.width or any(
-        cell.spans or cell.cell_len > width for cell, width in zip(cells, widths, strict=True)
-    ):
-        made = Table.grid(padding=(0, _GAP, 0, 0))
-        for column, width in zip(columns, widths, strict=True):
-            right, one_line = "#" in column.marks, "=" not in column.marks
-            made.add_column(justify="right" if right else "left", no_wrap=one_line, width=width)
-        made.add_row(*cells)
-        yield made
-        return
-    gap = ""
-    for column, width, cell in zip(columns, widths, cells, strict=True):
-        blanks = " " * (width - cell.cell_len)
-        text = blanks + cell.plain if "#" in column.marks else cell.plain + blanks
-        yield Segment(gap)
-        yield Segment(text, console.get_style(cell.style))
-        gap = " " * _GAP
-    yield Segment.line()
-
-
-def _column_widths(columns: Sequence[_Column], width: int) -> list[int]:
-    """Return the width of each column: the least width, plus a part of the remaining room.
-
-    Optional columns get their part last.
-    """
-    room = max(0, width - sum(column.least_width + _GAP for column in columns) + _GAP)
-    found = [column.least_width for column in columns]
-    for place in sorted(range(len(columns)), key=lambda place: "?" in columns[place].marks):
-        more = min(columns[place].width - found[place], room)
-        found[place] += more
-        room -= more
-    return found

@@ -30,12 +30,11 @@ def environment(dsn: str, repository: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", ["cli stats", "queue health"])
 def test_a_command_runs_without_the_standard_streams_that_its_caller_has_closed(
-    queue: TaskQueue, environment: dict[str, str], command: str, closed: str
+    queue: TaskQueue, environment: dict[str, str], closed: str
 ) -> None:
     queue.push("work", ["a"])
-    shell = f"{sys.executable} -m airflow_provider_taskq.{command} {closed}"
+    shell = f"{sys.executable} -m airflow_provider_taskq.cli stats {closed}"
     done = subprocess.run(shell, shell=True, env=environment, capture_output=True, text=True, check=False)  # noqa: S602
     assert (done.returncode, done.stderr) == (0, "")
 

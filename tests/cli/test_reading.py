@@ -7,11 +7,7 @@ from datetime import timedelta
 
 import pytest
 from psycopg.conninfo import make_conninfo
-from rich.console import Console
-from rich.segment import Segment
-from rich.table import Table
 
-from airflow_provider_taskq.cli._output import table
 from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, State, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.policies import RetryPolicy
 from tests.cli.conftest import Ask, Run
@@ -215,14 +211,6 @@ def test_stats_reads_all_topics_in_a_few_calls(ask: Ask, own_dsn: str, monkeypat
         until(lambda: conn.execute(counts.encode()).fetchone() != (None,))  # a session sends its counts at its end
         [(calls,)] = conn.execute(counts.encode()).fetchall()
         assert calls < 50
-
-
-def test_a_table_leaves_to_rich_only_rows_that_do_not_fit() -> None:
-    """It takes ten times as long for a row, which is half a minute for 12,000 topics."""
-    console = Console(width=20)
-    parts = table(["~topic", "#ready"], [["orders", 1], ["a topic with a long name", 2]])
-    made = [part for part in parts.__rich_console__(console, console.options) if not isinstance(part, Segment)]
-    assert [part.row_count for part in made if isinstance(part, Table)] == [1]
 
 
 def test_health_exits_with_1_for_a_warning_or_worse(
