@@ -298,7 +298,7 @@ class TestDatabase:
         self, doctor: Doctor, carry_out: CarryOut, queue: TaskQueue
     ) -> None:
         assert doctor()["upkeep"]["severity"] == "FINE"
-        queue.register("owner")  # whose lease somebody has to take back
+        queue.register("owner")  # whose lease the upkeep has to take back
         make_upkeep_due(queue.conn, timedelta(hours=2))
         found = doctor(code=1)["upkeep"]
         assert found["detail"].startswith("no program has called taskq.maintain() for 2 h: the tasks of owners")
