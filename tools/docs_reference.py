@@ -12,6 +12,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,10 +173,8 @@ def _granted() -> dict[str, dict[str, bool]]:
     """Return the kinds of roles that may call each function, and whether a limited role may: `taskq.privileges`."""
     text = (SQL / "api" / "access.sql").read_text(encoding="utf-8")
     granted: dict[str, dict[str, bool]] = defaultdict(dict)
-    for kind, names, by_topic in re.findall(
-        r"SELECT '(\w+)'(?: AS kind)?, unnest\(ARRAY\[(.*?)\]\)(?: AS function)?,\s*(true|false)", text, re.DOTALL
-    ):
-        for name in re.findall(r"'(\w+)'", names):
+    for kinds, by_topic, names in re.findall(r"\('([\w ]+)', (true|false),\s+'([\w\s]+)'\)", text):
+        for name, kind in product(names.split(), kinds.split()):
             granted[name][kind] = by_topic == "true"
     return granted
 

@@ -8,7 +8,7 @@ from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.queue.errors import translate_errors
 
 KINDS = ("producer", "consumer", "reader", "operator")
-COLUMNS = ["role", "kind", "topic", "delete"]
+COLUMNS = ["role", "kind", "topic"]
 
 topic_option = click.option(
     "--topic", "topics", metavar="TOPIC", multiple=True, help="Only this topic; may be repeated."
@@ -26,21 +26,10 @@ def access() -> None:
 @click.argument("role")
 @click.argument("kind", type=click.Choice(KINDS))
 @topic_option
-@click.option(
-    "--allow-delete/--forbid-delete",
-    "may_delete",
-    default=None,
-    help="Whether a producer may push with DELETE. By default only a producer of every topic may.",
-)
 @click.pass_obj
-def grant(session: Session, role: str, kind: str, topics: tuple[str, ...], may_delete: bool | None) -> None:
-    if may_delete is not None and kind != "producer":
-        raise click.UsageError("--allow-delete and --forbid-delete need the kind producer")
+def grant(session: Session, role: str, kind: str, topics: tuple[str, ...]) -> None:
     with session.connection() as conn, translate_errors():
-        conn.execute(
-            "SELECT taskq.grant_access(%s::text, %s::text, %s::text[], %s::boolean)",
-            (role, kind, list(topics) or None, may_delete),
-        )
+        conn.execute("SELECT taskq.grant_access(%s::text, %s::text, %s::text[])", (role, kind, list(topics) or None))
     session.answer(
         {"role": role, "kind": kind, "topics": list(topics) or None},
         f"Granted {role} access as {kind} to {_named(topics)}.",
@@ -68,14 +57,11 @@ def revoke(session: Session, role: str, kind: str | None, topics: tuple[str, ...
 def list_access(session: Session) -> None:
     with session.connection() as conn, translate_errors(), conn.cursor(row_factory=tuple_row) as cursor:
         grants = cursor.execute(
-            "SELECT a.role::text, a.kind, a.topic, a.may_delete FROM taskq_internal.access a"
-            " JOIN pg_roles r ON r.rolname = a.role WHERE taskq_internal.is_granted(r.oid)"
-            " ORDER BY a.role, a.kind, a.topic"
+            "SELECT g.role::text, g.kind, nullif(g.topic, '') FROM taskq_internal.granted g"
+            " ORDER BY g.role, g.kind, g.topic"
         ).fetchall()
-    rows = [
-        (role, kind, topic or "every topic", "yes" if may_delete else "") for role, kind, topic, may_delete in grants
-    ]
-    documents = [dict(zip(("role", "kind", "topic", "may_delete"), found, strict=True)) for found in grants]
+    rows = [(role, kind, topic or "every topic") for role, kind, topic in grants]
+    documents = [dict(zip(COLUMNS, found, strict=True)) for found in grants]
     session.answer({"grants": documents}, table(COLUMNS, rows) if rows else "No role was granted access.")
 
 

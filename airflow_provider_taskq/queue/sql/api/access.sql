@@ -13,40 +13,43 @@
 -- function, too. Such a function checks the topic or the owner, or changes nothing of other topics. A function of this
 -- schema that is in no list is for operators. Only the owner of the schema may call grant_access and revoke_access.
 CREATE VIEW taskq.privileges AS
-SELECT 'producer' AS kind, unnest(ARRAY[
-    'push', 'push_task', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push', 'push_staged',
-    'abandon_push', 'install_ticks', 'last_tick', 'notify', 'topics', 'policy']) AS function, true AS by_topic
-UNION ALL SELECT 'producer', unnest(ARRAY['begin_stream_batch']), false
-UNION ALL SELECT 'consumer', unnest(ARRAY[
-    'register', 'take_over', 'heartbeat', 'draw_fence', 'release', 'owner', 'owners', 'held', 'max_claim', 'poll',
-    'poll_batch', 'claim', 'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'release_groups_once',
-    'notify', 'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage',
-    'complete_staged', 'claim_batch', 'defer_held_tasks', 'count_staged',
-    'completed_in_stage', 'finish_stage', 'abandon_stage', 'prune_stages', 'expire', 'maintain', 'events', 'log_end',
-    'log_bounds', 'log_slice', 'progress', 'advance', 'topics', 'policy', 'acquire_partition',
-    'renew_partitions', 'read_partition', 'advance_partition', 'release_partition',
-    'record_handling_times', 'is_worker_active', 'begin_drain', 'end_drain', 'find_drain', 'count_ended_by',
-    'find_failed_by']), true
-UNION ALL SELECT 'consumer', unnest(ARRAY['lock', 'unlock', 'begin_stream_batch', 'set_worker_active']), false
-UNION ALL SELECT 'reader', unnest(ARRAY[
-    'topics', 'policy', 'owners', 'owner', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task', 'timeline',
-    'explain', 'latest', 'page', 'count', 'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice',
-    'progress', 'newest', 'format_duration', 'state_name', 'statistics', 'error_groups', 'is_worker_active',
-    'browse_holders', 'browse_ticks', 'browse_tasks', 'find_tasks', 'find_claimed', 'find_pushed', 'newest_sequences',
-    'dependencies', 'task_texts', 'find_drain', 'count_ended_by', 'find_failed_by', 'browse_topics']), true
-UNION ALL SELECT 'reader', unnest(ARRAY[
-    'throughput', 'results', 'resolve', 'health', 'log_blockers', 'explain_ready', 'explain_ended',
-    'explain_dependency', 'explain_turn', 'oldest_due', 'oldest_due_by_topic', 'partition_states', 'skipped_events', 'handling_times',
-    'topic_errors', 'stuck_owners', 'workers', 'browse_owners', 'browse_locks', 'browse_groups', 'browse_held',
-    'search_tasks', 'audit_trail', 'count_lapsed']), false
+SELECT k.kind, f.function, l.by_topic
+FROM (VALUES
+    ('producer', true,
+     'push push_task offer offer_many lock_offers drop first_pushed open_push check_push push_staged abandon_push
+      install_ticks last_tick'),
+    ('producer consumer', true, 'notify'),
+    ('producer consumer reader', true, 'topics policy'),
+    ('producer consumer', false, 'begin_stream_batch'),
+    ('consumer', true,
+     'register take_over heartbeat draw_fence release held max_claim poll poll_batch claim has_unclaimed watch
+      junction release_groups_once complete exchange held_bounds held_slice open_stage check_stage complete_staged
+      claim_batch defer_held_tasks count_staged completed_in_stage finish_stage abandon_stage prune_stages expire
+      maintain advance acquire_partition renew_partitions read_partition advance_partition release_partition
+      record_handling_times begin_drain end_drain'),
+    ('consumer reader', true,
+     'owner owners ready ready_many topic_status watch_tasks task events log_end log_bounds log_slice progress
+      is_worker_active find_drain count_ended_by find_failed_by'),
+    ('consumer', false, 'lock unlock set_worker_active'),
+    ('reader', true,
+     'timeline explain latest page count task_bounds task_slice newest format_duration state_name statistics
+      error_groups browse_holders browse_ticks browse_tasks find_tasks find_claimed find_pushed newest_sequences
+      dependencies task_texts browse_topics'),
+    ('reader', false,
+     'throughput results resolve health log_blockers explain_ready explain_ended explain_dependency explain_turn
+      oldest_due oldest_due_by_topic partition_states skipped_events handling_times topic_errors stuck_owners
+      workers browse_owners browse_locks browse_groups browse_held search_tasks audit_trail count_lapsed')
+) AS l (kinds, by_topic, functions)
+CROSS JOIN LATERAL regexp_split_to_table(l.kinds, ' ') AS k (kind)
+CROSS JOIN LATERAL regexp_split_to_table(l.functions, '\s+') AS f (function)
 UNION ALL SELECT DISTINCT 'operator', p.proname::text, false FROM pg_proc p
 WHERE p.pronamespace = 'taskq'::regnamespace AND p.proname NOT IN ('grant_access', 'revoke_access');
 COMMENT ON VIEW taskq.privileges IS
 'The functions of this schema that each kind of role may call (see taskq.grant_access). With by_topic true, a role that
 is limited to topics may call the function, too.';
 
--- Records the installed migrations, which clients compare with those of their own release. The record is a view, and not
--- a table, so that a copy of the schema without rows has it, and TRUNCATE does not empty it.
+-- Records the installed migrations, which clients compare with those of their own release. The record is a view, not a
+-- table, so that a copy of the schema without rows has it, and TRUNCATE does not empty it.
 CREATE FUNCTION taskq_internal.record_migrations(p_numbers int[], p_names text[], p_checksums text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -58,40 +61,44 @@ BEGIN
     'The installed migrations with their checksums. Number 0 stands for all functions, and -1 for the optional views.';
 END $$;
 
--- Privileges on this view, which has no rows, are the rights on every topic: INSERT to push, DELETE to push with the
--- insertion DELETE, UPDATE to consume, SELECT to read. A role that is limited to topics has none of them. A check looks
--- a privilege up in a microsecond, and PostgreSQL applies memberships, the owner and superusers.
+-- A check looks a privilege on this view up in a microsecond, and PostgreSQL applies memberships, the owner and
+-- superusers. A role that is limited to topics has none.
 CREATE VIEW taskq.every_topic AS SELECT WHERE false;
 COMMENT ON VIEW taskq.every_topic IS
 'A view without rows. Privileges on this view stand for access to every topic: INSERT to push, DELETE to push with the
 insertion DELETE, UPDATE to consume, SELECT to read.';
 
-CREATE FUNCTION taskq.grant_access(role text, kind text, topics text[] DEFAULT NULL, may_delete boolean DEFAULT NULL)
-RETURNS void LANGUAGE plpgsql AS $$
+-- The grants that count. The stored grants name their roles, because only names survive a restore on another server.
+-- They count only with the privilege on the schema that each grant gives: PostgreSQL stores it for the role itself,
+-- ends it with DROP OWNED, and restores it by name. So a role does not get the access of a dropped role of its name.
+CREATE VIEW taskq_internal.granted AS
+SELECT a.*, r.oid AS role_id FROM taskq_internal.access a JOIN pg_roles r ON r.rolname = a.role
+JOIN pg_namespace n ON n.nspname = 'taskq' AND n.nspacl @> makeaclitem(r.oid, n.nspowner, 'USAGE', false);
+
+CREATE FUNCTION taskq.grant_access(role text, kind text, topics text[] DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM taskq_internal.forget_dropped_roles();
-    PERFORM taskq_internal.check_grant(grant_access.role, grant_access.kind, grant_access.topics);
     PERFORM taskq_internal.check_name('a topic', u.topic) FROM unnest(grant_access.topics) AS u (topic);
-    IF grant_access.topics IS NULL THEN
-        DELETE FROM taskq_internal.access a WHERE a.role = grant_access.role AND a.kind = grant_access.kind;
+    IF (grant_access.kind IN ('producer', 'consumer', 'reader') AND grant_access.topics IS DISTINCT FROM '{}'
+        OR grant_access.kind = 'operator' AND grant_access.topics IS NULL) IS NOT TRUE THEN
+        PERFORM taskq_internal.raise_error('TQ000', format('access %L to topics %L: expected producer, consumer or '
+            'reader with at least one topic, or NULL for every topic, or operator, which cannot be limited to topics',
+            grant_access.kind, grant_access.topics));
     END IF;
-    INSERT INTO taskq_internal.access (role, kind, topic, may_delete)
-    SELECT grant_access.role, grant_access.kind, u.topic,
-           grant_access.kind = 'operator' OR grant_access.kind = 'producer'
-               AND coalesce(grant_access.may_delete, grant_access.topics IS NULL)
-    FROM (SELECT DISTINCT n.topic FROM unnest(coalesce(grant_access.topics, ARRAY[NULL])) AS n (topic)) u
-    ON CONFLICT (role, kind, (coalesce(topic, ''))) DO UPDATE SET may_delete = excluded.may_delete;
-    PERFORM taskq_internal.revoke_privileges(grant_access.role);
-    PERFORM taskq_internal.grant_privileges(grant_access.role);
+    PERFORM taskq_internal.forget_dropped_roles();
+    DELETE FROM taskq_internal.access a WHERE a.role = grant_access.role AND a.kind = grant_access.kind
+        AND (grant_access.topics IS NULL OR a.topic = '');
+    INSERT INTO taskq_internal.access (role, kind, topic)
+    SELECT grant_access.role, grant_access.kind, u.topic
+    FROM unnest(coalesce(grant_access.topics, ARRAY[''])) AS u (topic) ON CONFLICT DO NOTHING;
+    PERFORM taskq_internal.apply_grants(grant_access.role);
 END $$;
 COMMENT ON FUNCTION taskq.grant_access IS
 'Grants a role one kind of access: producer, consumer, reader or operator. Several grants add up. The queue stores the
-grant and repeats it after an upgrade. The argument topics limits the role to these topics, which need not exist yet.
-With topics NULL the role may use every topic. An operator cannot be limited. The argument may_delete tells whether a
-producer may push with the insertion DELETE. With may_delete NULL only a producer of every topic may. Only the owner of
-the schema may call this function. Raises TQ000 for an unknown role or kind, and for a limit to a kind that the role
-already has for every topic.';
+grant and repeats it after an upgrade. The argument topics limits the role to these topics, which need not exist yet,
+also if it had access to every topic before. With topics NULL the role may use every topic. An operator cannot be
+limited. Only the owner of the schema may call this function. Raises TQ000 for an unknown kind, and TQ008 for an invalid
+name of a topic.';
 
 CREATE FUNCTION taskq.revoke_access(role text, kind text DEFAULT NULL, topics text[] DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -101,112 +108,45 @@ BEGIN
     DELETE FROM taskq_internal.access a
     WHERE a.role = revoke_access.role AND (revoke_access.kind IS NULL OR a.kind = revoke_access.kind)
       AND (revoke_access.topics IS NULL OR a.topic = ANY (revoke_access.topics));
-    PERFORM taskq_internal.revoke_privileges(revoke_access.role);
-    PERFORM taskq_internal.grant_privileges(revoke_access.role);
+    PERFORM taskq_internal.apply_grants(revoke_access.role);
 END $$;
 COMMENT ON FUNCTION taskq.revoke_access IS
 'Revokes access that taskq.grant_access has granted to a role: all kinds, one kind, or one kind for the named topics.
 Only the owner of the schema may call this function.';
 
--- Raises TQ000 for a grant that grant_access cannot make.
-CREATE FUNCTION taskq_internal.check_grant(p_role text, p_kind text, p_topics text[]) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF p_kind IS NULL OR p_kind NOT IN ('producer', 'consumer', 'reader', 'operator') THEN
-        PERFORM taskq_internal.raise_error('TQ000', format(
-            'access %L is none of producer, consumer, reader, operator', p_kind));
-    ELSIF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = p_role) THEN
-        PERFORM taskq_internal.raise_error('TQ000', format(
-            'role %L is not known to this server; create it with CREATE ROLE', p_role));
-    ELSIF p_topics IS NULL THEN
-        RETURN;
-    ELSIF p_kind = 'operator' THEN
-        PERFORM taskq_internal.raise_error('TQ000', 'access operator cannot be limited to topics');
-    ELSIF cardinality(p_topics) = 0 OR array_position(p_topics, NULL) IS NOT NULL OR '' = ANY (p_topics) THEN
-        PERFORM taskq_internal.raise_error(
-            'TQ000', 'a list of topics has at least one topic, and each has a name; NULL stands for every topic');
-    ELSIF EXISTS (SELECT FROM taskq_internal.access a WHERE a.role = p_role AND a.kind = p_kind AND a.topic IS NULL)
-        THEN
-        PERFORM taskq_internal.raise_error('TQ000', format(
-            'role %L has access %L to every topic; to limit it, call taskq.revoke_access(%1$L, %2$L) first', p_role,
-            p_kind));
-    END IF;
-END $$;
-
--- Returns whether a role has the privilege on the schema that grant_access gives with each kind of access. The stored
--- grants name their roles, because only names survive a restore on another server. They count only with this privilege:
--- PostgreSQL stores it for the role itself, ends it with DROP OWNED, and restores it by name. So a role does not get the
--- access of a dropped role of its name. A privilege of a group does not count.
-CREATE FUNCTION taskq_internal.is_granted(p_role oid) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT n.nspacl @> makeaclitem(p_role, n.nspowner, 'USAGE', false)
-                     FROM pg_namespace n WHERE n.nspname = 'taskq'), false)
-$$;
-
--- Removes the grants of roles that were dropped.
 CREATE FUNCTION taskq_internal.forget_dropped_roles() RETURNS void LANGUAGE sql AS $$
-    DELETE FROM taskq_internal.access a
-    WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = a.role AND taskq_internal.is_granted(r.oid))
+    DELETE FROM taskq_internal.access a WHERE a.role NOT IN (SELECT g.role FROM taskq_internal.granted g)
 $$;
 
--- Revokes all privileges of a role on the schema. The owner of the schema keeps its privileges.
-CREATE FUNCTION taskq_internal.revoke_privileges(p_role text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF EXISTS (SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
-               WHERE n.nspname = 'taskq' AND r.rolname = p_role) THEN
-        RETURN;
-    END IF;
-    EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskq FROM %I', p_role);
-    EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA taskq FROM %I', p_role);
-    EXECUTE format('REVOKE ALL ON SCHEMA taskq FROM %I', p_role);
-END $$;
-
--- Grants a role the privileges of its kinds of access on the functions and views that the schema has now.
-CREATE FUNCTION taskq_internal.grant_privileges(p_role text) RETURNS void LANGUAGE plpgsql AS $$
+-- Gives a role the privileges of its grants on the functions and views that the schema has now, and no others.
+CREATE FUNCTION taskq_internal.apply_grants(p_role text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_access   record;
-    v_function regprocedure;
-    v_view     regclass;
+    v_grant text;
 BEGIN
-    FOR v_access IN SELECT a.kind, bool_or(a.topic IS NULL) AS every_topic, bool_and(a.may_delete) AS may_delete
-                    FROM taskq_internal.access a WHERE a.role = p_role GROUP BY a.kind LOOP
-        EXECUTE format('GRANT USAGE ON SCHEMA taskq TO %I', p_role);
-        EXECUTE format('GRANT SELECT ON taskq.migrations, taskq.privileges TO %I', p_role);
-        FOR v_function IN SELECT p.oid FROM pg_proc p JOIN taskq.privileges r ON r.function = p.proname
-                          WHERE p.pronamespace = 'taskq'::regnamespace AND r.kind = v_access.kind
-                            AND (v_access.every_topic OR r.by_topic) LOOP
-            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', v_function, p_role);
-        END LOOP;
-        IF v_access.kind IN ('consumer', 'operator') THEN
-            EXECUTE format('GRANT INSERT ON taskq.staged, taskq.staged_junction TO %I', p_role);
-            -- Such a row tells whether a decision is continued (taskq_internal.apply_follow_ups). Without the columns
-            -- of a task it pushes nothing.
-            EXECUTE format('GRANT INSERT (stage, part, attempt, place, parent, suspended) ON taskq.staged_task TO %I',
-                           p_role);
-        END IF;
-        IF v_access.kind IN ('producer', 'operator') THEN
-            EXECUTE format('GRANT INSERT ON taskq.staged_task TO %I', p_role);
-        END IF;
-        CONTINUE WHEN NOT v_access.every_topic;
-        EXECUTE format('GRANT %s ON taskq.every_topic TO %I',
-                       array_to_string(taskq_internal.rights_of(v_access.kind, v_access.may_delete), ', '), p_role);
-        IF v_access.kind IN ('reader', 'operator') THEN
-            -- In an installation without the readable views, the first two views do not exist.
-            FOR v_view IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace
-                          AND c.relname IN ('tasks', 'topic_summaries', 'task_info') LOOP
-                EXECUTE format('GRANT SELECT ON %s TO %I', v_view, p_role);
-            END LOOP;
-        END IF;
+    PERFORM taskq_internal.revoke_privileges(p_role);
+    FOR v_grant IN
+        WITH granted AS (SELECT a.kind, min(a.rights) AS rights, min(a.topic) = '' AS every_topic
+                         FROM taskq_internal.access a WHERE a.role = p_role GROUP BY a.kind)
+        SELECT 'USAGE ON SCHEMA taskq' FROM granted
+        UNION SELECT 'SELECT ON taskq.migrations, taskq.privileges' FROM granted
+        UNION SELECT 'EXECUTE ON FUNCTION ' || p.oid::regprocedure
+        FROM granted g JOIN taskq.privileges r ON r.kind = g.kind AND (g.every_topic OR r.by_topic)
+        JOIN pg_proc p ON p.proname = r.function AND p.pronamespace = 'taskq'::regnamespace
+        UNION SELECT 'INSERT ON taskq.staged, taskq.staged_junction' FROM granted WHERE kind IN ('consumer', 'operator')
+        -- Such a row tells whether a decision is continued (taskq_internal.apply_follow_ups). Without the columns of a
+        -- task it pushes nothing.
+        UNION SELECT 'INSERT (stage, part, attempt, place, parent, suspended) ON taskq.staged_task'
+        FROM granted WHERE kind IN ('consumer', 'operator')
+        UNION SELECT 'INSERT ON taskq.staged_task' FROM granted WHERE kind IN ('producer', 'operator')
+        UNION SELECT g.rights || ' ON taskq.every_topic' FROM granted g WHERE g.every_topic
+        UNION SELECT 'SELECT ON ' || c.oid::regclass  -- the first two may be missing, as readable views are optional
+        FROM granted g JOIN pg_class c ON c.relname IN ('tasks', 'topic_summaries', 'task_info')
+            AND c.relnamespace = 'taskq'::regnamespace
+        WHERE g.every_topic AND g.kind IN ('reader', 'operator')
+    LOOP
+        EXECUTE format('GRANT %s TO %I', v_grant, p_role);
     END LOOP;
 END $$;
-
--- Returns the privileges on taskq.every_topic that stand for a kind of access.
-CREATE FUNCTION taskq_internal.rights_of(p_kind text, p_may_delete boolean) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE p_kind WHEN 'producer' THEN CASE WHEN p_may_delete THEN ARRAY['INSERT', 'DELETE']
-        ELSE ARRAY['INSERT'] END
-                       WHEN 'consumer' THEN ARRAY['UPDATE']
-                       WHEN 'reader' THEN ARRAY['SELECT']
-                       WHEN 'operator' THEN ARRAY['INSERT', 'DELETE', 'UPDATE', 'SELECT'] END
-$$;
 
 -- Returns the calling role: the role of SET ROLE, or else the role that logged in. Inside a SECURITY DEFINER function,
 -- current_user is the owner of the function. So this function does not show the owner of a function that calls a verb
@@ -215,32 +155,24 @@ CREATE FUNCTION taskq_internal.acting_role() RETURNS name LANGUAGE sql STABLE AS
     SELECT coalesce(nullif(current_setting('role'), 'none'), session_user)::name
 $$;
 
--- Returns whether the calling role has one of these rights, such as 'SELECT, UPDATE', on every topic. The planner
--- inlines the body, so a check takes a microsecond.
-CREATE FUNCTION taskq_internal.may_access_all(p_rights text) RETURNS boolean LANGUAGE sql STABLE AS $$
+-- Returns whether the calling role has one of these rights, such as 'SELECT, UPDATE', on a topic, or with p_topic NULL
+-- on every topic. The planner inlines the body, so that the usual check takes a microsecond.
+CREATE FUNCTION taskq_internal.may_access(p_topic text, p_rights text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name,
                                'taskq.every_topic'::regclass, p_rights)
-$$;
-
--- Returns whether the calling role has one of these rights on a topic.
-CREATE FUNCTION taskq_internal.may_access(p_topic text, p_rights text) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT taskq_internal.may_access_all(p_rights) OR taskq_internal.may_access_topic(p_topic, p_rights)
+        OR taskq_internal.may_access_topic(p_topic, p_rights)
 $$;
 
 -- Returns whether the calling role, which lacks these rights on every topic, has one of them on a topic. While no role
--- is limited in one of these rights, the privilege to call the function suffices, because the caller may be a SECURITY
--- DEFINER function whose owner has the right.
+-- is limited to topics, the privilege to call the function suffices, because the caller may be a SECURITY DEFINER
+-- function whose owner has the right.
 CREATE FUNCTION taskq_internal.may_access_topic(p_topic text, p_rights text) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_rights text[] := string_to_array(p_rights, ', ');
 BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.access a JOIN pg_roles r ON r.rolname = a.role
-                   WHERE a.topic = p_topic AND taskq_internal.rights_of(a.kind, a.may_delete) && v_rights
-                     AND pg_has_role(taskq_internal.acting_role(), r.oid, 'USAGE') AND taskq_internal.is_granted(r.oid))
-        OR NOT EXISTS (SELECT FROM taskq_internal.access a
-                       WHERE a.topic IS NOT NULL AND taskq_internal.rights_of(a.kind, true) && v_rights
-                          OR a.kind = 'producer' AND NOT a.may_delete AND 'DELETE' = ANY (v_rights));
+    RETURN EXISTS (SELECT FROM taskq_internal.granted g
+                   WHERE g.topic = p_topic AND string_to_array(g.rights, ', ') && string_to_array(p_rights, ', ')
+                     AND pg_has_role(taskq_internal.acting_role(), g.role_id, 'USAGE'))
+        OR NOT EXISTS (SELECT FROM taskq_internal.access a WHERE a.topic <> '');
 END $$;
 
 -- Raises insufficient_privilege unless the calling role has one of these rights on a topic. A NULL topic stands for
@@ -259,29 +191,17 @@ END $$;
 -- the role has none of them, whether or not the topic exists. Raises TQ001 if the topic does not exist.
 CREATE FUNCTION taskq_internal.accessible_topic(p_topic text, p_rights text) RETURNS taskq_internal.topic
 LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic taskq_internal.topic;
 BEGIN
     IF NOT taskq_internal.may_access(p_topic, p_rights) THEN
         PERFORM taskq_internal.check_access(p_topic, p_rights);
     END IF;
-    SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
-    IF NOT FOUND THEN
-        v_topic := taskq_internal.find_topic(p_topic);
-    END IF;
-    RETURN v_topic;
+    RETURN taskq_internal.find_topic(p_topic);
 END $$;
 
 -- Returns whether the calling role may use an owner that the role p_registered_by registered. A role may use the owners
 -- that it registered itself, and all owners if it may consume every topic.
 CREATE FUNCTION taskq_internal.may_act_as(p_registered_by name) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT taskq_internal.may_access_all('UPDATE') OR p_registered_by = taskq_internal.acting_role()
-        OR taskq_internal.may_access_topic(NULL, 'UPDATE')
-$$;
-
--- Returns whether the calling role may see the owners that other roles registered.
-CREATE FUNCTION taskq_internal.may_see_all_owners() RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT taskq_internal.may_access_all('SELECT, UPDATE') OR taskq_internal.may_access_topic(NULL, 'SELECT, UPDATE')
+    SELECT p_registered_by = taskq_internal.acting_role() OR taskq_internal.may_access(NULL, 'UPDATE')
 $$;
 
 -- Raises insufficient_privilege if another role opened a stage, unless the calling role has p_right on every topic.
@@ -297,31 +217,31 @@ BEGIN
     END IF;
 END $$;
 
--- Revokes all privileges of others than the owner on the objects of both schemas: those of earlier releases, those that
--- default privileges have granted to new objects, and those that were granted without taskq.grant_access. An object of
--- the schema taskq without a comment is not of TaskQ (queue/schema.py), and keeps its privileges.
-CREATE FUNCTION taskq_internal.revoke_all_privileges() RETURNS void LANGUAGE plpgsql AS $$
+-- Revokes the privileges of a role, or with p_role NULL of all others than the owner, on the objects of both schemas:
+-- those of earlier releases, those that default privileges have granted to new objects, and those that were granted
+-- without taskq.grant_access. A relation of the schema taskq without a comment is not of TaskQ (queue/schema.py), and
+-- keeps its privileges.
+CREATE FUNCTION taskq_internal.revoke_privileges(p_role text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_right record;
 BEGIN
-    REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskq, taskq_internal FROM PUBLIC;
     FOR v_right IN
         WITH schemas AS (SELECT n.* FROM pg_namespace n WHERE n.nspname IN ('taskq', 'taskq_internal')),
-        relations AS (
-            SELECT c.*, format(CASE c.relkind WHEN 'S' THEN 'SEQUENCE %s' ELSE 'TABLE %s' END, c.oid::regclass) AS what
-            FROM pg_class c JOIN schemas n ON n.oid = c.relnamespace
-            WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
-              AND (n.nspname = 'taskq_internal' OR obj_description(c.oid, 'pg_class') IS NOT NULL)),
         objects AS (
             SELECT format('SCHEMA %I', n.nspname) AS what, n.nspowner AS owner, n.nspacl AS acl FROM schemas n
             UNION ALL SELECT format('ROUTINE %s', p.oid::regprocedure), p.proowner, p.proacl
             FROM pg_proc p JOIN schemas n ON n.oid = p.pronamespace
-            UNION ALL SELECT r.what, r.relowner, r.relacl FROM relations r
-            UNION ALL SELECT r.what, r.relowner, a.attacl FROM relations r JOIN pg_attribute a ON a.attrelid = r.oid)
-        SELECT DISTINCT o.what, x.grantee FROM objects o CROSS JOIN LATERAL aclexplode(o.acl) AS x
-        WHERE x.grantee <> o.owner LOOP
-        EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', v_right.what,
-                       CASE v_right.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(v_right.grantee)) END);
+            UNION ALL SELECT format(CASE c.relkind WHEN 'S' THEN 'SEQUENCE %s' ELSE 'TABLE %s' END, c.oid::regclass),
+                c.relowner, x.acl
+            FROM pg_class c JOIN schemas n ON n.oid = c.relnamespace CROSS JOIN LATERAL (
+                SELECT c.relacl AS acl UNION ALL SELECT a.attacl FROM pg_attribute a WHERE a.attrelid = c.oid) x
+            WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+              AND (n.nspname = 'taskq_internal' OR obj_description(c.oid, 'pg_class') IS NOT NULL))
+        SELECT DISTINCT o.what, coalesce(quote_ident(r.rolname), 'PUBLIC') AS role
+        FROM objects o CROSS JOIN LATERAL aclexplode(o.acl) AS x LEFT JOIN pg_roles r ON r.oid = x.grantee
+        WHERE x.grantee <> o.owner AND (p_role IS NULL OR r.rolname = p_role)
+    LOOP
+        EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', v_right.what, v_right.role);
     END LOOP;
 END $$;
 
@@ -332,15 +252,13 @@ END $$;
 CREATE FUNCTION taskq_internal.secure_schema() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;
-    v_role     name;
 BEGIN
     PERFORM taskq_internal.forget_dropped_roles();
-    PERFORM taskq_internal.revoke_all_privileges();
+    REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskq, taskq_internal FROM PUBLIC;
+    PERFORM taskq_internal.revoke_privileges();
     FOR v_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'taskq'::regnamespace LOOP
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off',
                        v_function);
     END LOOP;
-    FOR v_role IN SELECT DISTINCT a.role FROM taskq_internal.access a LOOP
-        PERFORM taskq_internal.grant_privileges(v_role);
-    END LOOP;
+    PERFORM taskq_internal.apply_grants(r.role) FROM (SELECT DISTINCT a.role FROM taskq_internal.access a) r;
 END $$;

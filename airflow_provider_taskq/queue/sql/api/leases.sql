@@ -104,7 +104,7 @@ LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq_internal.owner o
     WHERE o.fence IS NOT NULL AND o.lease_until > clock_timestamp()
       AND (p_within IS NULL OR o.seen >= clock_timestamp() - taskq_internal.clamp_age(p_within))
-      AND ((SELECT taskq_internal.may_see_all_owners()) OR o.registered_by = taskq_internal.acting_role())
+      AND ((SELECT taskq_internal.may_access(NULL, 'SELECT, UPDATE')) OR o.registered_by = taskq_internal.acting_role())
     ORDER BY o.name
 $$;
 COMMENT ON FUNCTION taskq.owners IS
@@ -116,7 +116,7 @@ RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz,
 LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq_internal.owner o
     WHERE o.name = p_owner AND o.fence IS NOT NULL AND (p_claim IS NULL OR o.fence = p_claim OR o.claim_fence = p_claim)
-      AND (taskq_internal.may_see_all_owners() OR o.registered_by = taskq_internal.acting_role())
+      AND (taskq_internal.may_access(NULL, 'SELECT, UPDATE') OR o.registered_by = taskq_internal.acting_role())
 $$;
 COMMENT ON FUNCTION taskq.owner IS
 'Returns the owner with this name, even if its lease has lapsed. Returns no row after the owner released the lease or

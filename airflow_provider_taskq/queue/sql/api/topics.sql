@@ -97,7 +97,7 @@ false if the topic was already paused or running as requested. Raises TQ001 for 
 
 CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT name FROM taskq_internal.topic
-    WHERE (SELECT taskq_internal.may_access_all('SELECT, INSERT, UPDATE'))
+    WHERE (SELECT taskq_internal.may_access(NULL, 'SELECT, INSERT, UPDATE'))
         OR taskq_internal.may_access_topic(name, 'SELECT, INSERT, UPDATE')
     ORDER BY name
 $$;

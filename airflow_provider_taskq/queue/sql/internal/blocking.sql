@@ -95,7 +95,7 @@ CREATE FUNCTION taskq_internal.add_dependencies(
 DECLARE
     v_unknown record;
 BEGIN
-    IF NOT taskq_internal.may_access_all('INSERT') THEN
+    IF NOT taskq_internal.may_access(NULL, 'INSERT') THEN
         PERFORM taskq_internal.check_access(u.topic, 'SELECT, INSERT, UPDATE') FROM (SELECT DISTINCT unnest(p_topics))
             AS u (topic);
     END IF;

@@ -69,14 +69,16 @@ CREATE TABLE taskq_internal.worker (
 
 -- The grants of roles. An upgrade replaces the functions, and then repeats the grants.
 CREATE TABLE taskq_internal.access (
-    role       name NOT NULL,
-    kind       text NOT NULL CHECK (kind IN ('producer', 'consumer', 'reader', 'operator')),
-    -- the name, because a grant may come before the topic; NULL stands for every topic
-    topic      text COLLATE "C",
-    may_delete boolean NOT NULL                -- whether a producer may push with DELETE
+    role   name NOT NULL,
+    kind   text NOT NULL CHECK (kind IN ('producer', 'consumer', 'reader', 'operator')),
+    topic  text COLLATE "C" NOT NULL,  -- the name, because a grant may come before the topic; '' stands for every topic
+    -- the rights on the topic: the privileges on taskq.every_topic that stand for them
+    rights text NOT NULL GENERATED ALWAYS AS (
+        CASE kind WHEN 'producer' THEN CASE topic WHEN '' THEN 'INSERT, DELETE' ELSE 'INSERT' END
+                  WHEN 'consumer' THEN 'UPDATE' WHEN 'reader' THEN 'SELECT'
+                  ELSE 'INSERT, DELETE, UPDATE, SELECT' END) STORED,
+    PRIMARY KEY (role, kind, topic)
 );
-CREATE UNIQUE INDEX access_grant ON taskq_internal.access (role, kind, (coalesce(topic, '')));
-ALTER TABLE taskq_internal.access REPLICA IDENTITY FULL;  -- an index with an expression identifies no published row
 
 -- Actions of users on the page and the command line. The transaction of the action writes the row, so a rollback leaves
 -- no row. Rows have no payloads. They stay until the schema's owner deletes them.
