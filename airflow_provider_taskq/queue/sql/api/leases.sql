@@ -381,7 +381,7 @@ END $$;
 -- Makes held tasks READY in their original place, without counting the attempt: all tasks of a holder, or those in
 -- p_sequences. After a crash p_crashed is the number of tasks that were held together. Returns how many tasks it changed.
 CREATE FUNCTION taskq_internal.give_back(p_holder bigint, p_sequences bigint[], p_crashed int) RETURNS bigint
-LANGUAGE plpgsql SET plan_cache_mode = force_custom_plan SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_count bigint;
 BEGIN

@@ -229,10 +229,9 @@ CREATE FUNCTION taskq.offer_many(
     OUT sequences bigint[]
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic  taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
-    v_round  bigint[];
-    v_places bigint[] := '{}';
-    v_made   record;
+    v_topic taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
+    v_new   record;
+    v_made  record;
 BEGIN
     IF p_if_exists IS NULL OR p_if_exists NOT IN ('update', 'ignore', 'ignore_held') THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
@@ -243,30 +242,16 @@ BEGIN
     PERFORM taskq.lock_offers(p_topic, p_identifiers);
     outcomes := '{}';
     sequences := '{}';
-    FOR v_round IN  -- the first offer of each identifier, then the second of each, and so on
-        SELECT array_agg(n.place ORDER BY n.place)
-        FROM (SELECT u.place, row_number() OVER (PARTITION BY u.identifier ORDER BY u.place) AS nth
-              FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)) n
-        GROUP BY n.nth ORDER BY n.nth
+    FOR v_new IN SELECT unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
+                        unnest(p_references) AS reference, unnest(p_available_at) AS available_at,
+                        unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority
     LOOP
-        IF cardinality(v_round) = cardinality(p_identifiers) THEN
-            SELECT d.outcomes, d.sequences INTO outcomes, sequences
-            FROM taskq_internal.offer_distinct(v_topic, p_if_exists, p_identifiers, p_payloads, p_references,
-                    p_available_at,
-                                      p_delays, p_ttls, p_priorities) d;
-            RETURN;
-        END IF;
-        v_made := taskq_internal.offer_distinct(
-            v_topic, p_if_exists, taskq_internal.pick_elements(p_identifiers, v_round),
-            taskq_internal.pick_elements(p_payloads, v_round), taskq_internal.pick_elements(p_references, v_round),
-            taskq_internal.pick_elements(p_available_at, v_round), taskq_internal.pick_elements(p_delays, v_round),
-            taskq_internal.pick_elements(p_ttls, v_round), taskq_internal.pick_elements(p_priorities, v_round));
-        v_places := v_places || v_round;
-        outcomes := outcomes || v_made.outcomes;
-        sequences := sequences || v_made.sequences;
+        v_made := taskq_internal.offer_one(
+            v_topic, p_if_exists, v_new.identifier, v_new.payload, v_new.reference, v_new.available_at, v_new.delay,
+            v_new.ttl, coalesce(v_new.priority, 0));
+        outcomes := outcomes || v_made.outcome;
+        sequences := sequences || v_made.sequence;
     END LOOP;
-    SELECT coalesce(array_agg(u.outcome ORDER BY u.place), '{}'), coalesce(array_agg(u.sequence ORDER BY u.place), '{}')
-    INTO outcomes, sequences FROM unnest(outcomes, sequences, v_places) AS u (outcome, sequence, place);
 END $$;
 COMMENT ON FUNCTION taskq.offer_many IS
 'Offers many tasks like taskq.offer, all of them or none. The arrays have one element for each task, as in taskq.push.
@@ -448,7 +433,8 @@ LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     WITH gone AS (
         DELETE FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
-        RETURNING l.*, taskq_internal.due_time(l) AS due)
+        RETURNING l.*, CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN taskq_internal.due_time(l) ELSE l.available_at END
+            AS due)
     INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, descent, crashes,
         redelivered, identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN p_state <> :REDUNDANT THEN clock_timestamp() END, g.due, g.topic_id, g.attempt, p_state,
@@ -474,32 +460,6 @@ BEGIN
                  ORDER BY u.place);
 END $$;
 
--- Locks the newest waiting task of each identifier, and returns their sequences in input order. It returns NULL for an
--- identifier without a waiting task. The caller has called lock_offers.
-CREATE FUNCTION taskq_internal.lock_newest_waiting(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-BEGIN
-    RETURN ARRAY(SELECT w.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
-                 LEFT JOIN LATERAL (
-                     SELECT b.sequence FROM taskq_internal.live b
-                     WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-                     ORDER BY b.sequence DESC LIMIT 1 FOR UPDATE SKIP LOCKED) w ON true
-                 ORDER BY u.place);
-END $$;
-
--- Returns the newest waiting or held task of each identifier in input order, and NULL for an identifier without one. A
--- task that an open transaction polls or completes is still such a task.
-CREATE FUNCTION taskq_internal.newest_unfinished(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-BEGIN
-    RETURN ARRAY(SELECT w.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
-                 LEFT JOIN LATERAL (
-                     SELECT b.sequence FROM taskq_internal.live b
-                     WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier
-                     ORDER BY b.sequence DESC LIMIT 1) w ON true
-                 ORDER BY u.place);
-END $$;
-
 -- Locks the waiting tasks of an identifier that no other transaction has locked, and returns them.
 CREATE FUNCTION taskq_internal.lock_waiting(p_topic_id int, p_identifier text) RETURNS bigint[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -509,97 +469,62 @@ BEGIN
                      FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Offers tasks with different identifiers, for which the caller holds the locks of lock_offers. Returns the results in
--- input order.
-CREATE FUNCTION taskq_internal.offer_distinct(
-    p_topic taskq_internal.topic, p_if_exists text, p_identifiers text[], p_payloads text[], p_references text[],
-    p_available_at timestamptz[], p_delays interval[], p_ttls interval[], p_priorities int[], OUT outcomes text[],
-    OUT sequences bigint[]
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
-DECLARE
-    v_waiting bigint[] := CASE WHEN p_if_exists = 'ignore_held'
-                          THEN taskq_internal.newest_unfinished(p_topic.topic_id, p_identifiers)
-                          ELSE taskq_internal.lock_newest_waiting(p_topic.topic_id, p_identifiers) END;
-    v_updated bigint[] := '{}';
-    v_missing bigint[];
-    v_created bigint[];
-BEGIN
-    IF p_if_exists = 'update' THEN
-        v_updated := taskq_internal.replace_waiting(
-            p_topic.topic_id, v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities);
-        -- A changed task may be due earlier. For a new task, the call of push below sends the notification.
-        IF p_topic.notify AND cardinality(v_updated) > 0 THEN
-            PERFORM taskq.notify(p_topic.name);
-        END IF;
-    END IF;
-    v_missing := ARRAY(SELECT u.place FROM unnest(v_waiting) WITH ORDINALITY AS u (sequence, place)
-                       WHERE u.sequence IS NULL ORDER BY u.place);
-    IF cardinality(v_missing) = cardinality(p_identifiers) THEN
-        v_created := taskq.push(p_topic.name, 'APPEND', p_identifiers, p_payloads, p_references, NULL, p_available_at,
-                                p_delays, p_ttls, p_priorities);
-    ELSIF cardinality(v_missing) > 0 THEN
-        v_created := taskq.push(
-            p_topic.name, 'APPEND', taskq_internal.pick_elements(p_identifiers, v_missing),
-            taskq_internal.pick_elements(p_payloads, v_missing), taskq_internal.pick_elements(p_references, v_missing),
-            NULL, taskq_internal.pick_elements(p_available_at, v_missing),
-            taskq_internal.pick_elements(p_delays, v_missing), taskq_internal.pick_elements(p_ttls, v_missing),
-            taskq_internal.pick_elements(p_priorities, v_missing));
-    END IF;
-    SELECT array_agg(CASE WHEN w.sequence IS NULL THEN 'CREATED' WHEN w.sequence = ANY (v_updated) THEN 'UPDATED'
-                     ELSE 'IGNORED' END
-                     ORDER BY w.place),
-           array_agg(coalesce(w.sequence, c.sequence) ORDER BY w.place)
-    INTO outcomes, sequences
-    FROM unnest(v_waiting) WITH ORDINALITY AS w (sequence, place)
-    LEFT JOIN unnest(v_missing, v_created) AS c (place, sequence) ON c.place = w.place;
-END $$;
-
--- Replaces the contents of waiting tasks, whose rows this transaction has locked, with the offered contents. Returns
--- the sequences of the tasks that differed. Sequences may be NULL. The other arrays are those of taskq.push. The
--- function compares payloads as texts.
+-- Offers one task, whose identifier the caller has locked by lock_offers. Compares payloads as texts.
 --
 -- An offer without a due time asks for a task that is due at once. A task that is due already then keeps its place in
 -- the order. A paused task stays paused, and a task that waits for dependencies or a probe keeps waiting: the offer
 -- changes their later due time. Attempts and the last error stay.
-CREATE FUNCTION taskq_internal.replace_waiting(
-    p_topic_id int, p_sequences bigint[], p_payloads text[], p_references text[], p_available_at timestamptz[],
-    p_delays interval[], p_ttls interval[], p_priorities int[]
-) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.offer_one(
+    p_topic taskq_internal.topic, p_if_exists text, p_identifier text, p_payload text, p_reference text,
+    p_available_at timestamptz, p_delay interval, p_ttl interval, p_priority int, OUT outcome text, OUT sequence bigint
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
 DECLARE
+    v_waiting taskq_internal.live;
+    v_task    taskq_internal.task;
     v_now     timestamptz := clock_timestamp();
-    v_changed bigint[];
-    v_dues    timestamptz[];
+    v_was     timestamptz;
+    v_due     timestamptz;
 BEGIN
-    SELECT array_agg(c.sequence), array_agg(c.due) INTO v_changed, v_dues
-    FROM (SELECT t.sequence, d.due AS was_due, coalesce(n.available_at, v_now + n.delay, least(d.due, v_now)) AS due,
-                 (t.payload::text, t.reference, t.ttl, t.priority::int) IS DISTINCT FROM
-                 (n.payload, n.reference, n.ttl, coalesce(n.priority, 0)) AS differs
-          FROM unnest(p_sequences, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities)
-               AS n (sequence, payload, reference, available_at, delay, ttl, priority)
-          JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
-              USING (sequence)
-          JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) l
-              USING (sequence)
-          CROSS JOIN LATERAL (SELECT CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due)
-                              ELSE l.available_at END AS due) d) c
-    WHERE c.differs OR c.due <> c.was_due;
-    IF v_changed IS NULL THEN
-        RETURN '{}';
+    IF p_if_exists = 'ignore_held' THEN
+        -- Without a lock: a task that an open transaction polls or completes counts, too.
+        SELECT l.* INTO v_waiting FROM (
+            (SELECT h.* FROM taskq_internal.live h
+             WHERE h.topic_id = p_topic.topic_id AND h.identifier = p_identifier AND h.attempt > 0
+             ORDER BY coalesce(h.polled, 'infinity'), h.sequence LIMIT 1)
+            UNION ALL
+            (SELECT r.* FROM taskq_internal.live r
+             WHERE r.topic_id::bigint = p_topic.topic_id AND r.identifier = p_identifier AND r.holder IS NULL
+             ORDER BY r.sequence DESC LIMIT 1)) l LIMIT 1;
+    ELSE
+        SELECT l.* INTO v_waiting FROM taskq_internal.live l
+        WHERE l.topic_id::bigint = p_topic.topic_id AND l.identifier = p_identifier AND l.holder IS NULL
+        ORDER BY l.sequence DESC LIMIT 1 FOR UPDATE SKIP LOCKED;
     END IF;
-    UPDATE taskq_internal.task t SET payload = n.payload::json, reference = n.reference, ttl = n.ttl,
-        priority = coalesce(n.priority, 0), due = c.due
-    FROM unnest(p_sequences, p_payloads, p_references, p_ttls, p_priorities)
-        AS n (sequence, payload, reference, ttl, priority)
-    JOIN unnest(v_changed, v_dues) AS c (sequence, due) USING (sequence)
-    WHERE t.topic_id = p_topic_id AND t.sequence = ANY (v_changed) AND t.sequence = n.sequence;
-    PERFORM taskq_internal.add_fronts(p_topic_id, p_priorities);
-    UPDATE taskq_internal.live l SET
-        priority = coalesce(n.priority, 0), late = true,
-        available_at = CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN l.available_at ELSE c.due END,
-        due_again = NULL
-    FROM unnest(p_sequences, p_priorities) AS n (sequence, priority)
-    JOIN unnest(v_changed, v_dues) AS c (sequence, due) USING (sequence)
-    WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_changed) AND l.sequence = n.sequence;
-    RETURN v_changed;
+    sequence := v_waiting.sequence;
+    outcome := 'IGNORED';
+    IF sequence IS NULL THEN
+        outcome := 'CREATED';
+        sequence := taskq.push(p_topic.name, p_identifier, p_payload, p_reference, 'APPEND', p_delay, p_available_at,
+                               p_priority, p_ttl);
+    ELSIF p_if_exists = 'update' THEN
+        SELECT t.* INTO v_task FROM taskq_internal.task t
+        WHERE t.topic_id = p_topic.topic_id AND t.sequence = v_waiting.sequence;
+        v_was := taskq_internal.due_time(v_waiting);
+        v_due := coalesce(p_available_at, v_now + p_delay, least(v_was, v_now));
+        IF (v_task.payload::text, v_task.reference, v_task.ttl, v_task.priority::int, v_was)
+            IS DISTINCT FROM (p_payload, p_reference, p_ttl, p_priority, v_due) THEN
+            outcome := 'UPDATED';
+            UPDATE taskq_internal.task t SET payload = p_payload::json, reference = p_reference, ttl = p_ttl,
+                priority = p_priority, due = v_due
+            WHERE t.topic_id = p_topic.topic_id AND t.sequence = v_waiting.sequence;
+            PERFORM taskq_internal.add_fronts(p_topic.topic_id, ARRAY[p_priority]);
+            UPDATE taskq_internal.live l SET priority = p_priority, late = true, due_again = NULL,
+                available_at = CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN l.available_at ELSE v_due END
+            WHERE l.topic_id = p_topic.topic_id AND l.sequence = v_waiting.sequence;
+            IF p_topic.notify THEN
+                PERFORM taskq.notify(p_topic.name);  -- it may be due earlier
+            END IF;
+        END IF;
+    END IF;
 END $$;
