@@ -9,14 +9,13 @@ SELECT taskq.alter_topic('orders', '{"max_crashes": 5}');
 SELECT * FROM taskq.policy('orders');
 SELECT * FROM taskq.topics();
 SELECT taskq.push('orders', 'customer-1', '{"total": 12}');
-SELECT taskq.push('orders', 'customer-2', json '{"total": 12}', insertion => 'SUPERSEDE');
+SELECT taskq.push('orders', 'customer-2', '{"total": 12}', insertion => 'SUPERSEDE');
 SELECT taskq.push('orders', 'customer-3', jsonb '{"total": 12}', insertion => 'REPLACE', priority => 5);
 SELECT taskq.push('orders', 'APPEND', ARRAY['customer-4', 'customer-5'], p_depend_places => ARRAY[1],
     p_depend_topics => ARRAY['orders'], p_depend_identifiers => ARRAY['customer-4']);
 SELECT taskq.push('orders', 'customer-6', insertion => 'DELETE', delay => '1 hour');
 SELECT taskq.push('orders', 'customer-7', suspended => true);
 SELECT taskq.push('orders', 'customer-8', suspended => true);
-SELECT taskq.push_task(topic => 'mails', identifier => 'mail-0', payload => '{}');
 SELECT * FROM taskq.offer('mails', 'mail-1', '{}');
 SELECT * FROM taskq.offer_many('mails', 'ignore', ARRAY['mail-1', 'mail-2']);
 SELECT taskq.lock_offers('mails', ARRAY['mail-1']);
@@ -189,7 +188,7 @@ SELECT taskq.forget_worker('worker-1');
 
 -- Access
 CREATE ROLE producer_of_orders;
-SELECT taskq.grant_access('producer_of_orders', 'producer', ARRAY['orders'], false);
+SELECT taskq.grant_access('producer_of_orders', 'producer', ARRAY['orders']);
 SELECT taskq.revoke_access('producer_of_orders', 'producer', ARRAY['orders']);
 
 -- Removal

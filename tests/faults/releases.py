@@ -35,7 +35,7 @@ def run_next_release(dsn: str, action: str, migration: str = ADDING_MIGRATION) -
     with tempfile.TemporaryDirectory(prefix="taskq-release-") as folder:
         make_next_release(Path(folder), migration)
         environment = {**os.environ, "PYTHONPATH": folder, "TASKQ_DSN": dsn}
-        command = [sys.executable, "-m", "airflow_provider_taskq.queue", action]
+        command = [sys.executable, "-m", "airflow_provider_taskq.cli", *action.split()]
         return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 

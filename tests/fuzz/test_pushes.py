@@ -134,7 +134,7 @@ def test_a_push_in_sql_stores_the_payload_or_raises_an_error_with_a_code_and_sto
     try:
         with limited_time():
             row = bounded.conn.execute(
-                "SELECT taskq.push(%s::text, %s::text, %s::json, %s::text, priority => %s::int)",
+                "SELECT taskq.push(%s::text, %s::text, %s::json::text, %s::text, priority => %s::int)",
                 (topic, identifier, payload, reference, priority),
             ).fetchone()
     except UnicodeEncodeError:

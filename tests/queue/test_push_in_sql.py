@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from psycopg.types.json import Json, Jsonb
+from psycopg.types.json import Jsonb
 
 from airflow_provider_taskq.queue import InvalidTask, State, TaskInfo, TaskQueue, UnknownTopic
 from airflow_provider_taskq.queue.errors import translate_errors
@@ -30,31 +30,15 @@ def push(queue: TaskQueue, call: str, *arguments: object) -> TaskInfo:
         ("'work', 'a', NULL", (), None),
         ("%s, %s, %s", ("work", "a", "[1]"), [1]),
         ("%s, %s, payload => %s", ("work", "a", None), None),
-        ("'work', 'a', %s", (Json({"total": 12}),), {"total": 12}),
         ("'work', 'a', %s", (Jsonb({"total": 12}),), {"total": 12}),
     ],
-    ids=["literals", "no payload", "NULL", "untyped", "by name", "json", "jsonb"],
+    ids=["literals", "no payload", "NULL", "untyped", "by name", "jsonb"],
 )
 def test_the_short_form_stores_a_task_and_returns_its_sequence(
     queue: TaskQueue, call: str, arguments: tuple[object, ...], payload: object
 ) -> None:
     task = push(queue, call, *arguments)
     assert (task.identifier, task.payload, task.state, task.priority) == ("a", payload, State.READY, 0)
-
-
-BY_NAMES = """SELECT taskq.{0}(topic => b.topic, identifier => b.identifier, payload => b.payload)
-    FROM json_to_record(%s::json) AS b (topic text, identifier text, payload json)"""
-OVERLOADED = """SELECT proname::text FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace
-    GROUP BY proname HAVING count(*) > 1 ORDER BY 1"""
-
-
-def test_a_client_that_knows_only_the_names_of_arguments_finds_one_function(queue: TaskQueue) -> None:
-    """As PostgREST calls a function, with the members of a JSON body."""
-    assert queue.conn.execute(OVERLOADED).fetchall() == [("push",)]
-    body = Json({"topic": "work", "identifier": "a", "payload": {"b": 1, "a": [1.50]}})
-    queue.conn.execute(BY_NAMES.format("push_task").encode(), (body,))
-    [task] = queue.page("work")
-    assert (task.identifier, list((task.payload or {}).items())) == ("a", [("b", 1), ("a", [1.5])])  # type: ignore[union-attr]
 
 
 def test_all_other_arguments_go_by_name(queue: TaskQueue) -> None:

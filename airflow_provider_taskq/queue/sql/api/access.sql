@@ -16,7 +16,7 @@ CREATE VIEW taskq.privileges AS
 SELECT k.kind, f.function, l.by_topic
 FROM (VALUES
     ('producer', true,
-     'push push_task offer offer_many lock_offers drop first_pushed open_push check_push push_staged abandon_push
+     'push offer offer_many lock_offers drop first_pushed open_push check_push push_staged abandon_push
       install_ticks last_tick'),
     ('producer consumer', true, 'notify'),
     ('producer consumer reader', true, 'topics policy'),

@@ -85,30 +85,6 @@ COMMENT ON FUNCTION taskq.push(text, text, jsonb, text, text, interval, timestam
 to_jsonb(NEW)).';
 
 CREATE FUNCTION taskq.push(
-    topic text, identifier text, payload json, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
-    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0,
-    ttl interval DEFAULT NULL, suspended boolean DEFAULT false
-) RETURNS bigint LANGUAGE sql AS $$
-    SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl,
-                      suspended)
-$$;
-COMMENT ON FUNCTION taskq.push(text, text, json, text, text, interval, timestamptz, int, interval, boolean) IS
-'Stores one task with a payload of type json, like taskq.push with a text, for example taskq.push(''orders'', id::text,
-to_json(NEW)).';
-
-CREATE FUNCTION taskq.push_task(
-    topic text, identifier text, payload json DEFAULT NULL, reference text DEFAULT NULL,
-    insertion text DEFAULT 'APPEND', delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL,
-    priority int DEFAULT 0, ttl interval DEFAULT NULL, suspended boolean DEFAULT false
-) RETURNS bigint LANGUAGE sql AS $$
-    SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl,
-                      suspended)
-$$;
-COMMENT ON FUNCTION taskq.push_task IS
-'Stores one task like taskq.push, under a name with a single signature. It is for clients that find a function by the
-names of its arguments and not by their types, such as PostgREST.';
-
-CREATE FUNCTION taskq.push(
     p_topic text, p_insertion text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
     p_references text[] DEFAULT NULL, p_suspended boolean[] DEFAULT NULL, p_available_at timestamptz[] DEFAULT NULL,
     p_delays interval[] DEFAULT NULL, p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL,
