@@ -16,7 +16,7 @@ from tests.queue.hostile import nested
 
 FUZZING = os.environ.get("TASKQ_FUZZ", "")  # "fresh" or "fixed" in `make fuzz`
 MANY = 10_000
-INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", MANY if FUZZING else 30))
+INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", MANY if FUZZING else 15))
 # A call or a statement that takes longer is an error of the queue, also on a machine that is ten times slower.
 LONGEST = timedelta(seconds=60)
 
