@@ -418,4 +418,7 @@ def test_an_identifier_of_several_tasks_is_refused_with_their_sequences(
     assert "has no task of identifier 'x'" in run("retry", "work", "x", code=1).stderr
     for command in ("retry", "why"):
         assert "has no task of identifier '999" in run(command, "work", "9" * 5000, code=1).stderr
-    assert f"sequence {failed[2]}: only a READY task can be" in run("cancel", "work", "c", code=1).stderr
+    assert (
+        f"only a READY task can be changed or canceled: sequence {failed[2]}"
+        in run("cancel", "work", "c", code=1).stderr
+    )

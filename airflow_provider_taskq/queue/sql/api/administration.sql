@@ -15,7 +15,7 @@ DECLARE
     v_count bigint;
 BEGIN
     PERFORM taskq_internal.check_change(v_topic, p_due, p_priority, p_attempts);
-    v_found := taskq_internal.lock_ready_tasks(v_topic.topic_id, p_topic, p_sequences);
+    v_found := taskq_internal.lock_named(v_topic.topic_id, p_topic, p_sequences, ARRAY[:READY]);
     IF p_priority IS NOT NULL THEN
         PERFORM taskq_internal.add_fronts(v_topic.topic_id, ARRAY[p_priority]);
     END IF;
@@ -64,13 +64,12 @@ due; it ends their pause. A task that is due already keeps its place if p_due ha
 the push. p_attempts is the number of counted attempts: max_attempts - 1 leaves one. No poll returns a task that is
 paused. When p_paused false resumes it, a retry becomes due now, and any other task when its push set. Dependencies, a
 probe and the pause of the topic still block the tasks. Returns how many tasks changed. Raises TQ001 for an unknown
-topic, and TQ002 for a value out of range. Raises TQ003 if a task is not READY or another transaction is claiming it;
-the error names the first such task.';
+topic, and TQ002 for a value out of range. Raises TQ003 if a task is not READY or another transaction is claiming it.';
 
 CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_found    bigint[] := taskq_internal.lock_ready_tasks(v_topic_id, p_topic, p_sequences);
+    v_found    bigint[] := taskq_internal.lock_named(v_topic_id, p_topic, p_sequences, ARRAY[:READY]);
 BEGIN
     PERFORM taskq_internal.record_change(v_topic_id, :HISTORY_CANCELED, v_found);
     PERFORM taskq_internal.end_waiting(v_topic_id, v_found, :FILTERED);
@@ -100,9 +99,7 @@ BEGIN
         WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
           AND e.state::int = :FAILED AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
         ORDER BY e.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF e SKIP LOCKED);
-    v_found := taskq_internal.without_dependents(v_topic.topic_id, v_found);
-    PERFORM taskq_internal.delete_tasks(v_topic.topic_id, v_found);
-    RETURN cardinality(v_found);
+    RETURN taskq_internal.delete_tasks(v_topic.topic_id, v_found, true);
 END $$;
 COMMENT ON FUNCTION taskq.purge_past_ttl IS
 'Removes tasks that have failed and are past their ttl: FAILED tasks, and retries that are also past the retry horizon
@@ -118,8 +115,9 @@ BEGIN
     IF p_state NOT BETWEEN :ACTIVE AND :REDUNDANT THEN
         PERFORM taskq_internal.raise_error('TQ000', format('state %s is none of 0 ACTIVE to 8 REDUNDANT', p_state));
     END IF;
-    RETURN taskq_internal.purge_by_state(
-        v_topic_id, coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT), true, p_from, p_to, p_size);
+    RETURN taskq_internal.purge_states(
+        v_topic_id, ARRAY(SELECT generate_series(coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT))), true,
+        p_from, p_to, p_size);
 END $$;
 COMMENT ON FUNCTION taskq.purge IS
 'Removes the p_size lowest tasks between the sequences p_from and p_to, both included. A bound of NULL is open. With
@@ -131,8 +129,9 @@ CREATE FUNCTION taskq.purge_all(p_topic text) RETURNS bigint LANGUAGE plpgsql AS
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
-    RETURN taskq_internal.purge_by_state(v_topic_id, :ACTIVE, :READY, false, NULL, NULL, NULL)
-         + taskq_internal.purge_by_state(v_topic_id, :EXPIRED, :REDUNDANT, false, NULL, NULL, NULL);
+    RETURN taskq_internal.purge_states(v_topic_id, ARRAY[:ACTIVE, :READY], false, NULL, NULL, NULL)
+         + taskq_internal.purge_states(v_topic_id, ARRAY(SELECT generate_series(:EXPIRED, :REDUNDANT)), false, NULL,
+                                       NULL, NULL);
 END $$;
 COMMENT ON FUNCTION taskq.purge_all IS
 'Removes every task of a topic, including held tasks. Returns how many tasks it removed. Never waits: a task that
@@ -203,18 +202,10 @@ COMMENT ON FUNCTION taskq.audit_trail IS
 returns the entries of all topics. With p_after NULL it begins with the newest entry.';
 
 CREATE FUNCTION taskq.lock_tasks(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
-DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                 WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                     AND :READY = ANY (p_states)
-                 ORDER BY l.sequence FOR UPDATE SKIP LOCKED)
-        || ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                 WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state BETWEEN :EXPIRED
-                     AND :SUCCEEDED AND e.state = ANY (p_states)
-                 ORDER BY e.sequence FOR UPDATE SKIP LOCKED);
+    RETURN taskq_internal.lock_selected((taskq_internal.find_topic(p_topic)).topic_id, p_states, p_sequences, NULL, NULL,
+                                        NULL);
 END $$;
 COMMENT ON FUNCTION taskq.lock_tasks IS
 'Locks those of the given tasks that are in one of the given states, which are READY and EXPIRED to SUCCEEDED. Returns
@@ -222,21 +213,12 @@ their sequences in order. Skips tasks that another transaction holds or whose st
 of an earlier search calls it first. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.purge_sequences(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_live     bigint[] := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                                 WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                                     AND :READY = ANY (p_states)
-                                 FOR UPDATE SKIP LOCKED);
-    v_ended    bigint[] := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                                 WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences)
-                                     AND e.state = ANY (p_states)
-                                 FOR UPDATE SKIP LOCKED);
-    v_gone     bigint[] := taskq_internal.without_dependents(v_topic_id, v_live || v_ended);
 BEGIN
-    PERFORM taskq_internal.delete_tasks(v_topic_id, v_gone);
-    RETURN cardinality(v_gone);
+    RETURN taskq_internal.delete_tasks(v_topic_id, taskq_internal.lock_selected(
+        v_topic_id, array_remove(p_states, :ACTIVE), p_sequences, NULL, NULL, NULL), true);
 END $$;
 COMMENT ON FUNCTION taskq.purge_sequences IS
 'Removes those of the given tasks that are in one of the given states, that no owner holds, and on which no waiting task
@@ -273,26 +255,6 @@ BEGIN
     END IF;
 END $$;
 
--- Locks READY tasks in the order of their sequences until the transaction ends. Never waits. Raises TQ003 if a task is
--- not READY or does not exist, or if another transaction is claiming it. The error names the first such task.
-CREATE FUNCTION taskq_internal.lock_ready_tasks(p_topic_id int, p_topic text, p_sequences bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
-DECLARE
-    v_held    bigint[] := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                                WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                                ORDER BY l.sequence FOR UPDATE SKIP LOCKED);
-    v_missing bigint := (SELECT min(u.sequence) FROM (SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_held))
-                         AS u (sequence));
-BEGIN
-    IF v_missing IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ003',
-                format('topic %L, sequence %s: only a READY task can be changed or canceled, and this one %s',
-            p_topic, v_missing, coalesce('is '
-                    || nullif(taskq_internal.task_state_name(p_topic_id, v_missing), 'READY'), 'is being claimed')));
-    END IF;
-    RETURN v_held;
-END $$;
-
 -- Returns the due time of a waiting task. Besides this time, the task may wait for a dependency, a probe or a pause.
 CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
@@ -302,82 +264,54 @@ BEGIN
                 ELSE p_task.available_at END;
 END $$;
 
--- Removes tasks in the states p_low to p_high, in batches that limit the server's memory. The states are either ACTIVE
--- and READY, or among the others. With p_spare it keeps the tasks on which waiting tasks depend.
-CREATE FUNCTION taskq_internal.purge_by_state(
-    p_topic_id int, p_low int, p_high int, p_spare boolean, p_from bigint, p_to bigint, p_size bigint
+-- Removes tasks in some states, as lock_selected finds them, in batches that limit the server's memory. With p_spare it
+-- keeps the tasks on which waiting tasks depend.
+CREATE FUNCTION taskq_internal.purge_states(
+    p_topic_id int, p_states int[], p_spare boolean, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_batch bigint;
     v_next  bigint := p_from;
     v_found bigint[];
-    v_gone  bigint[];
     v_count bigint := 0;
 BEGIN
     LOOP
         v_batch := least(50000, p_size - v_count);
         EXIT WHEN v_batch <= 0;
-        v_found := CASE WHEN p_high <= :READY
-            THEN taskq_internal.lock_live_tasks(p_topic_id, p_low, p_high, v_next, p_to, v_batch)
-                        ELSE taskq_internal.lock_ended(p_topic_id, p_low, p_high, v_next, p_to, v_batch) END;
-        v_gone := CASE WHEN p_spare THEN taskq_internal.without_dependents(p_topic_id, v_found) ELSE v_found END;
-        PERFORM taskq_internal.delete_tasks(p_topic_id, v_gone);
-        v_count := v_count + cardinality(v_gone);
+        v_found := taskq_internal.lock_selected(p_topic_id, p_states, NULL, v_next, p_to, v_batch);
+        v_count := v_count + taskq_internal.delete_tasks(p_topic_id, v_found, p_spare);
         EXIT WHEN cardinality(v_found) < v_batch;
         v_next := v_found[v_batch] + 1;
     END LOOP;
     RETURN v_count;
 END $$;
 
--- Returns the tasks among p_sequences on which no waiting task depends: a task depends on the latest of an identifier.
-CREATE FUNCTION taskq_internal.without_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
+-- Deletes tasks whose rows this transaction holds, and all their related rows. Wakes the tasks that depend on them. With
+-- p_spare it keeps the latest task of an identifier on which a waiting task depends. Returns how many it deleted.
+CREATE FUNCTION taskq_internal.delete_tasks(p_topic_id int, p_sequences bigint[], p_spare boolean) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-BEGIN
-    IF NOT taskq_internal.has_dependents(p_topic_id) THEN
-        RETURN p_sequences;
-    END IF;
-    RETURN ARRAY(
-        SELECT t.sequence FROM taskq_internal.task t
-        WHERE t.topic_id = p_topic_id AND t.sequence = ANY (p_sequences) AND NOT (
-            EXISTS (SELECT FROM taskq_internal.dependency d
-                    WHERE d.on_topic_id = p_topic_id AND d.on_identifier = t.identifier AND d.waiting OFFSET 0)
-            AND NOT EXISTS (SELECT FROM taskq_internal.task n WHERE n.identifier = t.identifier
-                            AND n.topic_id = p_topic_id AND n.sequence > t.sequence OFFSET 0)));
-END $$;
-
--- Locks the p_size lowest ACTIVE or READY tasks in a range of sequences and in the states p_low to p_high. Returns
--- their sequences in order. Never waits: it leaves out tasks that another transaction holds.
-CREATE FUNCTION taskq_internal.lock_live_tasks(
-    p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint
-) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_from bigint := coalesce(p_from, 0);
-    v_to   bigint := coalesce(p_to, 9223372036854775807);
-BEGIN
-    RETURN ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id
-                   AND CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END BETWEEN p_low AND p_high
-                   AND l.sequence BETWEEN v_from AND v_to
-                 ORDER BY l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
-END $$;
-
--- Deletes tasks whose rows this transaction holds, and all their related rows. Wakes the tasks that depend on them.
-CREATE FUNCTION taskq_internal.delete_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
-DECLARE
-    v_identifiers text[] := '{}';
+    v_gone        bigint[] := p_sequences;
+    v_identifiers text[];
 BEGIN
     IF taskq_internal.has_dependents(p_topic_id) THEN
-        v_identifiers := ARRAY(SELECT DISTINCT t.identifier FROM taskq_internal.task t
-                               WHERE t.topic_id = p_topic_id AND t.sequence = ANY (p_sequences));
+        SELECT array_agg(t.sequence), array_agg(DISTINCT t.identifier) INTO v_gone, v_identifiers
+        FROM taskq_internal.task t
+        WHERE t.topic_id = p_topic_id AND t.sequence = ANY (p_sequences) AND NOT (
+            p_spare
+            AND EXISTS (SELECT FROM taskq_internal.dependency d
+                        WHERE d.on_topic_id = p_topic_id AND d.on_identifier = t.identifier AND d.waiting OFFSET 0)
+            AND NOT EXISTS (SELECT FROM taskq_internal.task n WHERE n.identifier = t.identifier
+                            AND n.topic_id = p_topic_id AND n.sequence > t.sequence OFFSET 0));
     END IF;
-    DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
-    DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
-    DELETE FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
-    DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
-    DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
-    DELETE FROM taskq_internal.skipped_event WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
-    IF cardinality(v_identifiers) > 0 THEN
+    DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (v_gone);
+    DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (v_gone);
+    DELETE FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (v_gone);
+    DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND sequence = ANY (v_gone);
+    DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id AND sequence = ANY (v_gone);
+    DELETE FROM taskq_internal.skipped_event WHERE topic_id = p_topic_id AND sequence = ANY (v_gone);
+    IF v_identifiers IS NOT NULL THEN
         PERFORM taskq_internal.wake_dependents(p_topic_id, v_identifiers);
     END IF;
+    RETURN coalesce(cardinality(v_gone), 0);
 END $$;

@@ -242,11 +242,7 @@ DECLARE
 BEGIN
     PERFORM taskq.lock_offers(topic, ARRAY[identifier]);
     v_waiting := taskq_internal.lock_waiting(v_topic_id, identifier);
-    IF cardinality(v_waiting) = 0 THEN
-        RETURN false;
-    END IF;
-    PERFORM taskq_internal.delete_tasks(v_topic_id, v_waiting);
-    RETURN true;
+    RETURN taskq_internal.delete_tasks(v_topic_id, v_waiting, false) > 0;
 END $$;
 COMMENT ON FUNCTION taskq.drop IS
 'Removes the waiting tasks of an identifier. A task that another transaction has locked stays. Waits for open offers
@@ -395,7 +391,7 @@ BEGIN
               AND (p_insertion = 'DELETE' OR b.state BETWEEN :EXPIRED AND :SUCCEEDED)
             FOR UPDATE SKIP LOCKED) e);
     IF p_insertion = 'DELETE' THEN
-        PERFORM taskq_internal.delete_tasks(p_topic_id, v_waiting || v_ended);
+        PERFORM taskq_internal.delete_tasks(p_topic_id, v_waiting || v_ended, false);
         RETURN;
     END IF;
     PERFORM taskq_internal.end_waiting(p_topic_id, v_waiting, :REDUNDANT);

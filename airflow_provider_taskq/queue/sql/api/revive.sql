@@ -13,7 +13,7 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ000', format(
             'revival %L is none of RESET, APPEND, SUPERSEDE, REPLACE', p_revival));
     END IF;
-    v_old := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to, p_size);
+    v_old := taskq_internal.lock_ended(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to, p_size);
     IF p_revival = 'RESET' THEN
         PERFORM taskq_internal.reset_tasks(v_topic_id, v_old);
         v_new := v_old;
@@ -25,9 +25,10 @@ END $$;
 COMMENT ON FUNCTION taskq.revive IS
 'Revives ended tasks (EXPIRED to SUCCEEDED): the tasks in p_sequences, or the p_size lowest tasks in p_state from p_from
 to p_to. With p_revival RESET the tasks become READY again. With APPEND, SUPERSEDE or REPLACE they become RECREATED, and
-the call pushes copies. Returns each sequence with the sequence that continues it. A call with p_sequences revives all
-tasks or none. A call with p_state leaves out tasks that another transaction holds. Raises TQ001 for an unknown topic,
-TQ003 for a task that has not ended or does not exist, and TQ000 for contradicting arguments.';
+the call pushes copies. Returns each sequence with the sequence that continues it. Never waits: a call with p_state leaves
+out tasks that another transaction holds, and a call with p_sequences revives all tasks or none. Raises TQ001 for an
+unknown topic, TQ003 for a task that has not ended or that another transaction holds, and TQ000 for contradicting
+arguments.';
 
 CREATE FUNCTION taskq.reassign(
     p_topic text, p_result int, p_sequences bigint[], p_state int, p_from bigint, p_to bigint
@@ -40,7 +41,7 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ000', format(
             'result %s is none of 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS', p_result));
     END IF;
-    v_found := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
+    v_found := taskq_internal.lock_ended(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
                                 CASE WHEN p_state = taskq_internal.state_of_result(p_result) THEN 0 END);
     PERFORM taskq_internal.record_change(v_topic_id, :HISTORY_REASSIGNED, v_found, array_fill(
         taskq_internal.state_of_result(p_result)::bigint, ARRAY[cardinality(v_found)]));
@@ -78,76 +79,86 @@ CREATE FUNCTION taskq_internal.result_of_state(p_state int) RETURNS int LANGUAGE
                         WHEN :SUSPENDED THEN :SUSPENSION END
 $$;
 
--- Locks ended tasks and returns their sequences in order: the tasks in p_sequences, or the p_size lowest tasks in
--- p_state from p_from to p_to, both included. A bound of NULL is open. With p_state it leaves out tasks that another
--- transaction holds. With p_sequences it waits for them, and locks all tasks or none; it raises TQ003 for a task that
--- has not ended or does not exist. Raises TQ000 if both p_sequences and p_state are given, or neither, and for a range
--- or a size together with p_sequences.
-CREATE FUNCTION taskq_internal.lock_ended_range(
+-- Locks ended tasks and returns their sequences in order: the tasks in p_sequences, all or none, or the p_size lowest
+-- tasks in p_state from p_from to p_to. Raises TQ003 for contradicting arguments.
+CREATE FUNCTION taskq_internal.lock_ended(
     p_topic_id int, p_topic text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_wrong text := CASE
+        WHEN (p_sequences IS NULL) = (p_state IS NULL) THEN
+            'name the tasks either by their state or by their sequences'
+        WHEN p_sequences IS NOT NULL AND (coalesce(p_from, 0) <> 0 OR p_to IS NOT NULL OR p_size IS NOT NULL) THEN
+            'a range and a size go with a state, not with sequences'
+        WHEN p_state NOT BETWEEN :EXPIRED AND :SUCCEEDED THEN format(
+            'tasks in state %s have not ended; EXPIRED to SUCCEEDED have', taskq.state_name(p_state)) END;
 BEGIN
-    IF (p_sequences IS NULL) = (p_state IS NULL) THEN
-        PERFORM taskq_internal.raise_error('TQ003', format(
-            'topic %L: name the tasks either by their state or by their sequences', p_topic));
-    ELSIF p_sequences IS NOT NULL THEN
-        IF coalesce(p_from, 0) <> 0 OR p_to IS NOT NULL OR p_size IS NOT NULL THEN
-            PERFORM taskq_internal.raise_error('TQ003', format(
-                'topic %L: a range and a size go with a state, not with sequences', p_topic));
-        END IF;
-        RETURN taskq_internal.lock_named_ended(p_topic_id, p_topic, p_sequences);
-    ELSIF p_state NOT BETWEEN :EXPIRED AND :SUCCEEDED THEN
-        PERFORM taskq_internal.raise_error('TQ003', format(
-            'topic %L: tasks in state %s have not ended; EXPIRED to SUCCEEDED have', p_topic,
-            taskq.state_name(p_state)));
+    IF v_wrong IS NOT NULL THEN
+        PERFORM taskq_internal.raise_error('TQ003', format('topic %L: %s', p_topic, v_wrong));
     END IF;
-    RETURN taskq_internal.lock_ended(p_topic_id, p_state, p_state, p_from, p_to, p_size);
+    RETURN CASE WHEN p_state IS NULL
+        THEN taskq_internal.lock_named(p_topic_id, p_topic, p_sequences,
+                                       ARRAY(SELECT generate_series(:EXPIRED, :SUCCEEDED)))
+        ELSE taskq_internal.lock_selected(p_topic_id, ARRAY[p_state], NULL, p_from, p_to, p_size) END;
 END $$;
 
--- Locks the named tasks in the order of their sequences, so that two calls never deadlock.
-CREATE FUNCTION taskq_internal.lock_named_ended(p_topic_id int, p_topic text, p_sequences bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+-- Locks named tasks, all of them or none. Raises TQ003 if a task is in none of p_states, which are READY alone or
+-- EXPIRED to SUCCEEDED, and if another transaction holds it. The error names the first ten such tasks.
+CREATE FUNCTION taskq_internal.lock_named(p_topic_id int, p_topic text, p_sequences bigint[], p_states int[])
+RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_named   bigint[] := ARRAY(SELECT DISTINCT u.sequence FROM unnest(p_sequences) AS u (sequence) ORDER BY 1);
-    v_held    bigint[] := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                                WHERE e.topic_id = p_topic_id AND e.sequence = ANY (v_named)
-                                    AND e.state BETWEEN :EXPIRED AND :SUCCEEDED
-                                ORDER BY e.sequence FOR UPDATE);
-    v_missing bigint[];
+    v_held    bigint[] := taskq_internal.lock_selected(p_topic_id, p_states, p_sequences, NULL, NULL, NULL);
+    v_missing bigint[] := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_held) ORDER BY 1);
 BEGIN
-    IF cardinality(v_held) < cardinality(v_named) THEN
-        v_missing := ARRAY(SELECT unnest(v_named) EXCEPT SELECT unnest(v_held) ORDER BY 1);
-        PERFORM taskq_internal.raise_error('TQ003', format('topic %L: %s of %s tasks have not ended: sequence %s%s',
-            p_topic, cardinality(v_missing), cardinality(v_named), (
-                SELECT string_agg(format('%s (%s)', coalesce(u.sequence::text, 'NULL'),
-                        taskq_internal.task_state_name(p_topic_id, u.sequence)),
-                                  ', ' ORDER BY u.sequence)
-                FROM unnest(v_missing[:10]) AS u (sequence)),
+    IF cardinality(v_missing) > 0 THEN
+        PERFORM taskq_internal.raise_error('TQ003', format('topic %L: %s of %s tasks %s: sequence %s%s', p_topic,
+            cardinality(v_missing), cardinality(v_held || v_missing), CASE WHEN :READY = ANY (p_states)
+                THEN 'are not READY, and only a READY task can be changed or canceled' ELSE 'have not ended' END, (
+                SELECT string_agg(format('%s (%s)', coalesce(n.sequence::text, 'NULL'), CASE
+                    WHEN n.name IN (SELECT taskq.state_name(s) FROM unnest(p_states) AS s)
+                        THEN 'being claimed or changed' ELSE n.name END), ', ' ORDER BY n.sequence)
+                FROM (SELECT u.sequence, taskq_internal.task_state_name(p_topic_id, u.sequence) AS name
+                      FROM unnest(v_missing[:10]) AS u (sequence)) n),
             CASE WHEN cardinality(v_missing) > 10 THEN ', ...' ELSE '' END));
     END IF;
     RETURN v_held;
 END $$;
 
--- Locks the p_size lowest tasks of the states p_low to p_high in a range of sequences. Returns their sequences in
--- order. Never waits: it leaves out tasks that another transaction holds. For one of the states EXPIRED, FAILED and
--- SUSPENDED it reads an index. For other states it walks over the ended tasks.
-CREATE FUNCTION taskq_internal.lock_ended(
-    p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint
-) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+-- Locks the tasks among p_sequences that are in one of p_states, or with p_sequences NULL the p_size lowest tasks in
+-- p_states from p_from to p_to, both included. Then the states are ACTIVE and READY, or among the others. A bound of
+-- NULL is open. Returns the sequences in order. Never waits: it leaves out tasks that another transaction holds. For
+-- one of the states EXPIRED, FAILED and SUSPENDED it reads an index. For other states it walks over the tasks.
+CREATE FUNCTION taskq_internal.lock_selected(
+    p_topic_id int, p_states int[], p_sequences bigint[], p_from bigint, p_to bigint, p_size bigint
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_from bigint := coalesce(p_from, 0);
-    v_to   bigint := coalesce(p_to, 9223372036854775807);
-    v_size bigint := CASE WHEN p_size < 0 THEN 0 ELSE p_size END;
+    v_from  bigint := coalesce(p_from, 0);
+    v_to    bigint := coalesce(p_to, 9223372036854775807);
+    v_size  bigint := CASE WHEN p_size < 0 THEN 0 ELSE p_size END;
+    v_found bigint[];
 BEGIN
-    IF p_low = p_high AND p_low <= :SUSPENDED THEN
+    IF p_sequences IS NOT NULL THEN
+        v_found := ARRAY(SELECT l.sequence FROM taskq_internal.live l
+                         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
+                           AND CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END = ANY (p_states)
+                         FOR UPDATE SKIP LOCKED)
+                || ARRAY(SELECT e.sequence FROM taskq_internal.ended e
+                         WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = ANY (p_states)
+                         FOR UPDATE SKIP LOCKED);
+        RETURN ARRAY(SELECT unnest(v_found) ORDER BY 1);
+    ELSIF p_states <@ ARRAY[:ACTIVE, :READY] THEN
+        RETURN ARRAY(SELECT l.sequence FROM taskq_internal.live l
+                     WHERE l.topic_id = p_topic_id AND l.sequence BETWEEN v_from AND v_to
+                       AND CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END = ANY (p_states)
+                     ORDER BY l.sequence LIMIT v_size FOR UPDATE SKIP LOCKED);
+    ELSIF p_states[1] <= :SUSPENDED AND cardinality(p_states) = 1 THEN
         RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
                      WHERE e.topic_id::bigint = p_topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-                       AND e.state::int = p_low AND e.sequence BETWEEN v_from AND v_to
+                       AND e.state::int = p_states[1] AND e.sequence BETWEEN v_from AND v_to
                      ORDER BY e.sequence LIMIT v_size FOR UPDATE SKIP LOCKED);
     END IF;
     RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                 WHERE e.topic_id = p_topic_id AND e.state BETWEEN p_low AND p_high AND e.sequence BETWEEN v_from
-                     AND v_to
+                 WHERE e.topic_id = p_topic_id AND e.state = ANY (p_states) AND e.sequence BETWEEN v_from AND v_to
                  ORDER BY e.sequence LIMIT v_size FOR UPDATE SKIP LOCKED);
 END $$;
 

@@ -146,8 +146,7 @@ BEGIN
           AND e.state = :SUSPENDED AND e.attempt = 0
           AND (taskq_internal.tick_hash(e.identifier, p_prefix) = p_config_hash) = p_this
         FOR UPDATE SKIP LOCKED);
-    PERFORM taskq_internal.delete_tasks(p_topic_id, v_waiting || v_suspended);
-    RETURN cardinality(v_waiting || v_suspended);
+    RETURN taskq_internal.delete_tasks(p_topic_id, v_waiting || v_suspended, false);
 END $$;
 
 -- Returns the places, from 1, of the identifiers that have no task. For equal identifiers it returns the first place.

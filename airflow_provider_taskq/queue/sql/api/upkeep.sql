@@ -237,10 +237,7 @@ BEGIN
                                       WHERE o.topic_id = v_topic_id AND o.sequence = n.sequence OFFSET 0) o
                   WHERE o.polled > e.completed OFFSET 0))
         ORDER BY e.sequence FOR UPDATE OF e SKIP LOCKED);
-    count := cardinality(v_found);
-    IF count > 0 THEN
-        PERFORM taskq_internal.delete_tasks(v_topic_id, v_found);
-    END IF;
+    count := CASE WHEN v_found <> '{}' THEN taskq_internal.delete_tasks(v_topic_id, v_found, false) ELSE 0 END;
 END $$;
 
 -- Returns p_succeeded or p_failed, whichever applies to an ended task: the task may be removed if it ended no later.

@@ -239,9 +239,9 @@ BEGIN
     v_present := CASE p_junction WHEN 'SINGULAR' THEN v_of
         ELSE taskq_internal.identifiers_with_tasks(p_topic_id, p_identifiers) END;
     v_whole := taskq_internal.identifiers_of_complete_groups(p_identifiers, p_groups, v_present);
-    v_held := taskq_internal.lock_suspended(p_topic_id, ARRAY(
+    v_held := taskq_internal.lock_selected(p_topic_id, ARRAY[:SUSPENDED], ARRAY(
         SELECT s.sequence FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
-        JOIN unnest(v_whole) AS w (identifier) USING (identifier)));
+        JOIN unnest(v_whole) AS w (identifier) USING (identifier)), NULL, NULL, NULL);
     v_present := ARRAY(SELECT unnest(v_present) EXCEPT
                        SELECT s.identifier FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
                        LEFT JOIN unnest(v_held) AS h (held) ON h.held = s.sequence WHERE h.held IS NULL);
@@ -282,16 +282,6 @@ BEGIN
             AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
                  AND e.sequence = t.sequence) IS DISTINCT FROM :REDUNDANT
             ORDER BY t.sequence DESC LIMIT 1) newest);
-END $$;
-
--- Locks SUSPENDED tasks, and returns those that no other transaction holds.
-CREATE FUNCTION taskq_internal.lock_suspended(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
-BEGIN
-    RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                 WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences)
-                   AND e.state + 0 = :SUSPENDED  -- + 0 keeps the planner from the index of all troubled tasks
-                 FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Returns the numbers of READY tasks of a topic by what they wait for, each up to p_cap. Tasks in due wait for no
