@@ -1,7 +1,6 @@
 """Findings of `taskq health` and `taskq doctor`: their options, their table, and their document."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import click
 
@@ -19,7 +18,7 @@ all_option = click.option("--all", "all_", is_flag=True, help="Also list subject
 def render_findings(session: Session, findings: Sequence[HealthFinding], *, all_: bool) -> Severity:
     """Answer with the findings, the worst first, and with their remedies. Return the worst severity."""
     worst = max((finding.severity for finding in findings), default=Severity.FINE)
-    document = [{**asdict(finding), "severity": finding.severity.name} for finding in findings]
+    document = [{**finding._asdict(), "severity": finding.severity.name} for finding in findings]
     shown = [finding for finding in findings if all_ or finding.severity > Severity.FINE]
     rows = [(finding.severity, finding.subject, finding.detail, str(finding.pid or "")) for finding in shown]
     parts = [table(["severity", "~subject", "=what", "#pid"], rows)] if rows else []

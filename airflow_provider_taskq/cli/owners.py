@@ -1,6 +1,5 @@
 """taskq owners, release, expire, maintain: the owners that hold tasks, their leases, and the upkeep of the queue."""
 
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,8 +19,7 @@ from airflow_provider_taskq.cli._output import ask, capped, facts, plural, sanit
 from airflow_provider_taskq.cli._session import Session, audited
 from airflow_provider_taskq.cli._times import format_age, format_duration, format_exact
 from airflow_provider_taskq.cli.tasks import TASK_COLUMNS, task_document, task_row
-from airflow_provider_taskq.queue import TaskQueue
-from airflow_provider_taskq.queue.reports import OwnerSummary
+from airflow_provider_taskq.queue import Row, TaskQueue
 
 HELD_CAP = 1_000  # of the count of tasks that an owner holds
 
@@ -159,14 +157,14 @@ def maintain(session: Session, dry_run: bool) -> None:
     session.answer({"expired": expired, "purged": purged, "more": done.more, "dry_run": dry_run}, sentence)
 
 
-def _find_owner(queue: TaskQueue, owner: str) -> OwnerSummary:
+def _find_owner(queue: TaskQueue, owner: str) -> Row:
     found = queue.browse_owner(owner)
     if found is None:
         raise click.ClickException(sanitize(f"owner {owner!r} does not exist"))
     return found
 
 
-def _lease(owner: OwnerSummary, now: datetime) -> str:
+def _lease(owner: Row, now: datetime) -> str:
     if owner.fence is None:
         return "ended"
     if owner.lapsed:
@@ -174,7 +172,7 @@ def _lease(owner: OwnerSummary, now: datetime) -> str:
     return f"for another {format_duration(owner.lease_until - now)}"
 
 
-def _owner_document(owner: OwnerSummary) -> dict[str, Any]:
-    fields = asdict(owner)
+def _owner_document(owner: Row) -> dict[str, Any]:
+    fields = owner._asdict()
     lease: timedelta = fields.pop("lease")
     return {"owner": fields.pop("name"), "lease_seconds": lease.total_seconds(), **fields, "held_capped_at": HELD_CAP}

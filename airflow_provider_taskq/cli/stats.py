@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ from airflow_provider_taskq.cli._output import table
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli._times import format_age, format_duration
 from airflow_provider_taskq.cli.topics import summaries
-from airflow_provider_taskq.queue import Count, ErrorGroup, State, TaskQueue
+from airflow_provider_taskq.queue import Count, Row, State, TaskQueue
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 ERRORS_BUDGET = 10_000  # FAILED tasks of a topic that `taskq errors` reads
@@ -126,7 +126,7 @@ def errors(session: Session, topic: str | None, size: int) -> None:
         now = queue.now()
         topics = [one.topic for one in summaries(queue, cap=1)] if topic is None else [topic]
         groups = [(name, group) for name in topics for group in queue.error_groups(name, size, budget=ERRORS_BUDGET)]
-    document = {"errors": [{"topic": name, **asdict(group)} for name, group in groups]}
+    document = {"errors": [{"topic": name, **group._asdict()} for name, group in groups]}
     if not groups:
         session.answer(document, "No task has failed.")
         return
@@ -134,12 +134,12 @@ def errors(session: Session, topic: str | None, size: int) -> None:
     session.answer(document, table(ERROR_COLUMNS, rows), *_error_hints(groups))
 
 
-def _error_row(topic: str, group: ErrorGroup, now: datetime) -> tuple[object, ...]:
+def _error_row(topic: str, group: Row, now: datetime) -> tuple[object, ...]:
     last = format_age(group.last_failed, now)
     return topic, group.failed, group.retrying or "", group.error, group.messages, group.newest, last
 
 
-def _error_hints(groups: list[tuple[str, ErrorGroup]]) -> Iterator[str]:
+def _error_hints(groups: list[tuple[str, Row]]) -> Iterator[str]:
     """Yield the command that retries the first group with FAILED tasks, and the topics that were read in part."""
     first = next(((name, group) for name, group in groups if group.failed), None)
     if first is not None:

@@ -1,7 +1,6 @@
 """taskq ls, show, why: tasks, one by one and in pages."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,9 +20,9 @@ from airflow_provider_taskq.cli._options import (
 from airflow_provider_taskq.cli._output import facts, sanitize, shortened, table
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli._times import format_age, format_attempt_times, moment_at
-from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, UnreadablePayload
+from airflow_provider_taskq.queue import Row, State, TaskFilter, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json, json_defect
-from airflow_provider_taskq.queue.reports import STATUSES, Dependency, TaskFilter, TaskSummary
+from airflow_provider_taskq.queue.reports import STATUSES
 from airflow_provider_taskq.queue.selection import select_filter
 
 MAX_ERROR = 10_000  # characters, as many as the database stores
@@ -33,13 +32,13 @@ SHOWN_SEQUENCES = 20  # of an identifier with several tasks
 TASK_COLUMNS = ("#sequence", "~identifier", "status", "?#attempt", "?pushed", "due or ended", "?~owner", "~error")
 
 
-def task_document(task: TaskSummary) -> dict[str, Any]:
+def task_document(task: Row) -> dict[str, Any]:
     """Return a task as a document, without payload and output because they may be private."""
     descent = None if task.descent is None else task.descent.name
-    return {**asdict(task), "state": task.state.name, "descent": descent}
+    return {**task._asdict(), "state": task.state.name, "descent": descent}
 
 
-def task_row(task: TaskSummary, now: datetime) -> tuple[object, ...]:
+def task_row(task: Row, now: datetime) -> tuple[object, ...]:
     """Return a task as a row of TASK_COLUMNS."""
     status = "failed" if task.status == "exhausted" else task.status
     due = format_age(task.available_at, now) if task.available_at > now else ""
@@ -96,10 +95,10 @@ def ls(
         now = queue.now()
         span = (moment_at(since, now), moment_at(until, now))
         given = TaskFilter(wanted, status, identifier, reference, *span, error, error_group)
-        found = queue.find_tasks(topic, given, after=after, newest=not oldest, size=size + 1)
-        tasks = queue.browse_tasks(topic, found.sequences[:size], MAX_ERROR)
-    is_full = len(found.sequences) > size
-    following = found.sequences[size - 1] if is_full else found.looked_to
+        found, looked_to = queue.find_tasks(topic, given, after=after, newest=not oldest, size=size + 1)
+        tasks = queue.browse_tasks(topic, found[:size], MAX_ERROR)
+    is_full = len(found) > size
+    following = found[size - 1] if is_full else looked_to
     stopped = following is not None and not is_full
     rest = [] if tasks else ["No task matches."]
     if following is not None:
@@ -133,8 +132,8 @@ def show(session: Session, topic: str, named: str | None, identifier: str | None
     document = {
         "task": {**task_document(task), **_text_values(texts)},
         "why": reason,
-        "depends_on": [asdict(dependency) for dependency in depends_on],
-        "timeline": [{**asdict(event), "state": _state_name(event)} for event in timeline],
+        "depends_on": [dependency._asdict() for dependency in depends_on],
+        "timeline": [{**event._asdict(), "state": _state_name(event)} for event in timeline],
     }
     session.answer(
         document,
@@ -195,7 +194,7 @@ def _sequence_of(queue: TaskQueue, topic: str, identifier: str, states: Sequence
     raise click.ClickException(sanitize(f"topic {topic!r} has no task of identifier {identifier!r}"))
 
 
-def _find_task(queue: TaskQueue, topic: str, named: str | None, identifier: str | None) -> TaskSummary:
+def _find_task(queue: TaskQueue, topic: str, named: str | None, identifier: str | None) -> Row:
     """Return the task of a sequence or, without a sequence, the newest task of an identifier."""
     if (named is None) == (identifier is None):
         raise click.UsageError("name the task either by SEQUENCE or IDENTIFIER, or with --identifier")
@@ -212,14 +211,12 @@ def _find_task(queue: TaskQueue, topic: str, named: str | None, identifier: str 
     return found[0]
 
 
-def _reason(queue: TaskQueue, task: TaskSummary) -> str | None:
+def _reason(queue: TaskQueue, task: Row) -> str | None:
     explained = queue.explain(task.topic, task.sequence)
     return explained.reason if explained else None
 
 
-def _facts(
-    task: TaskSummary, reason: str | None, depends_on: list[Dependency], now: datetime
-) -> Iterator[tuple[str, object]]:
+def _facts(task: Row, reason: str | None, depends_on: list[Row], now: datetime) -> Iterator[tuple[str, object]]:
     yield "task", f"{task.sequence} of {task.topic}"
     yield "identifier", task.identifier
     yield "reference", task.reference
@@ -268,13 +265,13 @@ def _text_values(texts: Mapping[str, str | None]) -> dict[str, Any]:
 _RUN_VERBS = {"held": "running for", "lapsed": "held for"}
 
 
-def _event_row(event: HistoryEvent, now: datetime) -> tuple[object, ...]:
+def _event_row(event: Row, now: datetime) -> tuple[object, ...]:
     when = "now" if event.happened is None else _format_moment(event.happened, now)
     times = format_attempt_times(event.waited, event.ran, _RUN_VERBS.get(event.what, "ran"))
     return when, _what(event), times, event.attempt or "", _by(event), shortened(event.error_summary)
 
 
-def _what(event: HistoryEvent) -> str:
+def _what(event: Row) -> str:
     match event.what:
         case "ended":
             return f"ended {_state_name(event)}"
@@ -282,15 +279,15 @@ def _what(event: HistoryEvent) -> str:
             return f"recreated as {event.other}"
         case "reassigned" | "reset":
             return f"{event.what} from {_state_name(event)}"
-    return event.what
+    return str(event.what)
 
 
-def _by(event: HistoryEvent) -> str | None:
+def _by(event: Row) -> str | None:
     """Return the person with the database role, else the owner that held the task, else the role alone."""
     if event.actor and event.role:
         return f"{event.actor} via role {event.role}"
     return event.actor or event.holder or (event.role and f"role {event.role}")
 
 
-def _state_name(event: HistoryEvent) -> str | None:
+def _state_name(event: Row) -> str | None:
     return None if event.state is None else event.state.name

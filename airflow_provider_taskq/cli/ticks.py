@@ -1,7 +1,6 @@
 """taskq ticks: recurring tasks."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import time, timedelta
 
 import click
@@ -44,7 +43,6 @@ def ticks(ctx: click.Context, topic: str | None) -> None:
         (
             name,
             line.prefix,
-            line.schedule,
             line.config_hash,
             capped(line.waiting, WAITING_CAP),
             format_age(line.next, now),
@@ -52,9 +50,9 @@ def ticks(ctx: click.Context, topic: str | None) -> None:
         )
         for name, line in lines
     ]
-    parts = [table(["~topic", "~prefix", "~schedule", "hash", "#waiting", "next", "?last"], rows)] if rows else []
+    parts = [table(["~topic", "~prefix", "hash", "#waiting", "next", "?last"], rows)] if rows else []
     rest = [f"Topic {name} has more ticks than the list shows." for name in incomplete]
-    document = {"ticks": [{"topic": name, **asdict(line)} for name, line in lines], "capped": incomplete}
+    document = {"ticks": [{"topic": name, **line._asdict()} for name, line in lines], "capped": incomplete}
     session.answer(document, *parts, *rest, *([] if rows or rest else ["No tick waits."]))
 
 

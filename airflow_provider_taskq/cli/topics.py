@@ -1,7 +1,6 @@
 """taskq topics, pause, resume: topics and their policies."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -24,9 +23,8 @@ from airflow_provider_taskq.cli._options import (
 from airflow_provider_taskq.cli._output import ask, capped, facts, plural, table
 from airflow_provider_taskq.cli._session import Session, audited
 from airflow_provider_taskq.cli._times import format_duration, format_exact
-from airflow_provider_taskq.queue import TaskQueue, TopicPolicy, UnknownTopic
+from airflow_provider_taskq.queue import Row, TaskQueue, TopicPolicy, UnknownTopic
 from airflow_provider_taskq.queue.policies import policy_fields
-from airflow_provider_taskq.queue.reports import TopicSummary
 
 COUNT_CAP = 1_000  # of a count of tasks in a summary
 TOPICS_PER_CALL = 500
@@ -37,7 +35,7 @@ TOPIC_COLUMNS = (
 )
 
 
-def summaries(queue: TaskQueue, search: str | None = None, cap: int = COUNT_CAP) -> Iterator[TopicSummary]:
+def summaries(queue: TaskQueue, search: str | None = None, cap: int = COUNT_CAP) -> Iterator[Row]:
     """Yield all topics, or those whose name contains a text, by name. Counts stop at `cap`."""
     after: str | None = None
     while True:
@@ -48,12 +46,12 @@ def summaries(queue: TaskQueue, search: str | None = None, cap: int = COUNT_CAP)
         after = page[-1].topic
 
 
-def summary_document(topic: TopicSummary) -> dict[str, Any]:
+def summary_document(topic: Row) -> dict[str, Any]:
     """Return a topic as a document. Counts stop at `capped_at`."""
-    return {**asdict(topic), "capped_at": COUNT_CAP}
+    return {**topic._asdict(), "capped_at": COUNT_CAP}
 
 
-def summary_rows(topics: Sequence[TopicSummary]) -> list[list[object]]:
+def summary_rows(topics: Sequence[Row]) -> list[list[object]]:
     """Return topics as rows of TOPIC_COLUMNS. An optional column is empty if every topic has 0 in the column."""
     rows = [_summary_row(topic) for topic in topics]
     empty = {
@@ -64,7 +62,7 @@ def summary_rows(topics: Sequence[TopicSummary]) -> list[list[object]]:
     return [["" if place in empty else cell for place, cell in enumerate(row)] for row in rows]
 
 
-def _summary_row(topic: TopicSummary) -> tuple[object, ...]:
+def _summary_row(topic: Row) -> tuple[object, ...]:
     waiting = (topic.ready, topic.scheduled, topic.retrying, topic.blocked, topic.paused_tasks)
     counts = (*waiting, topic.running, topic.failed, topic.suspended, topic.expired)
     return (

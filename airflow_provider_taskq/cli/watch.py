@@ -19,8 +19,7 @@ from airflow_provider_taskq.cli._output import STYLES, console, json_text, sanit
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.stats import RecentCounts, recent_counts
 from airflow_provider_taskq.cli.topics import TOPIC_COLUMNS, summary_document, summary_rows
-from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.reports import TopicSummary
+from airflow_provider_taskq.queue import HealthFinding, Row, Severity, TaskQueue, TaskQueueError
 
 MINUTE = timedelta(minutes=1)
 MAX_TOPICS = 100  # of one snapshot
@@ -32,7 +31,7 @@ class TopicsSnapshot:
     """The topics and the findings at one moment."""
 
     as_of: datetime
-    topics: list[TopicSummary]
+    topics: list[Row]
     more: bool
     minute: Mapping[str, RecentCounts]
     findings: list[HealthFinding]

@@ -14,7 +14,7 @@ from airflow_provider_taskq.parameters import enum_name, parse_enum
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.metrics import ACTIVE, DEPTH, HEALTH, OLDEST_READY
-from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
+from airflow_provider_taskq.queue.reports import DEPTH_COLUMNS
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -90,8 +90,8 @@ class TaskQHealthOperator(TaskQBaseOperator):
         while topics := queue.browse_topics(after=after, size=TOPICS_PER_PAGE, cap=DEPTH_LIMIT):
             for each in topics:
                 tag = metrics.topic_tag(each.topic)
-                for state, field in DEPTH_FIELDS.items():
-                    depths[tag, state] += getattr(each, field)
+                for state, column in DEPTH_COLUMNS.items():
+                    depths[tag, state] += getattr(each, column)
                 oldest[tag] = max(oldest.get(tag, 0), each.oldest_seconds or 0)
             after = topics[-1].topic
         for (tag, state), depth in depths.items():

@@ -261,7 +261,7 @@ def _older_tasks(queue: TaskQueue, topic: str, given: PushFormOptions) -> str:
     if given.insertion == "APPEND":
         return ""
     same = TaskFilter(identifier=given.identifier)
-    older = len(queue.find_tasks(topic, same, newest=False, size=MAX_TASKS).sequences)
+    older = len(queue.find_tasks(topic, same, newest=False, size=MAX_TASKS)[0])
     which = "waiting" if given.insertion == "SUPERSEDE" else "waiting or ended"
     effect = "are deleted for good" if given.insertion == "DELETE" else "become REDUNDANT"
     return f"; of {older:,} older tasks of this identifier the {which} ones {effect}" if older else ""

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 from fastapi import HTTPException, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from airflow_provider_taskq.queue import NewTask, State
+from airflow_provider_taskq.queue import NewTask, State, TaskFilter
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
-from airflow_provider_taskq.queue.reports import TaskFilter
 from airflow_provider_taskq.queue.selection import MAX_TASKS
 
 MAX_SEQUENCE = 2**63 - 1

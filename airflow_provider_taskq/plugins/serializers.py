@@ -1,17 +1,15 @@
 """Answers of the API as JSON documents."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 from airflow_provider_taskq.plugins.dags import TopicUse
-from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, Throughput, TopicPolicy
+from airflow_provider_taskq.queue import Row, State, TaskQueue, TopicPolicy
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from airflow_provider_taskq.queue.policies import policy_fields
-from airflow_provider_taskq.queue.reports import OwnerSummary, TaskSummary, TopicHolder, TopicSummary
 
 Document = dict[str, Any]
 HOLDERS_CAP = 10_000
@@ -45,25 +43,23 @@ def count(number: int, cap: int) -> Document:
     return {"count": number, "capped": number >= cap}
 
 
-def row(found: Any) -> Document:
+def row(found: Row) -> Document:
     """Return a row of the queue as a document.
 
     Moments are in ISO 8601, enums are names, and a duration `ran` is `ran_seconds`.
     """
     document: Document = {}
-    for name in (each.name for each in fields(found)):
-        value = getattr(found, name)
+    for name, value in found._asdict().items():
         if name in DURATIONS:
-            name, value = f"{name}_seconds", seconds(value)  # noqa: PLW2901
+            document[f"{name}_seconds"] = seconds(value)
         elif isinstance(value, datetime):
-            value = moment(value)
-        elif isinstance(value, Enum):
-            value = value.name
-        document[name] = value
+            document[name] = moment(value)
+        else:
+            document[name] = value.name if isinstance(value, Enum) else value
     return document
 
 
-def topic(summary: TopicSummary, cap: int) -> Document:
+def topic(summary: Row, cap: int) -> Document:
     """Return a topic with its counts as a document."""
     counts: Document = {name: count(getattr(summary, name), cap) for name in COUNTS}
     return {
@@ -83,7 +79,7 @@ def policy(given: TopicPolicy) -> Document:
     return {name: seconds(value) if isinstance(value, timedelta) else value for name, value in values}
 
 
-def spans(ended: Iterable[Throughput], number: int) -> list[Document]:
+def spans(ended: Iterable[Row], number: int) -> list[Document]:
     """Return the number of tasks that ended in each span, the oldest span first.
 
     `other` counts SUSPENDED and FILTERED tasks.
@@ -96,7 +92,7 @@ def spans(ended: Iterable[Throughput], number: int) -> list[Document]:
     return made
 
 
-def bars(ended: Iterable[Throughput], number: int) -> list[list[int]]:
+def bars(ended: Iterable[Row], number: int) -> list[list[int]]:
     """Return the spans in which tasks ended, as [span, succeeded, failed, other]."""
     return [
         [place, each["succeeded"], each["failed"], each["other"]]
@@ -105,18 +101,18 @@ def bars(ended: Iterable[Throughput], number: int) -> list[list[int]]:
     ]
 
 
-def task(line: TaskSummary) -> Document:
+def task(line: Row) -> Document:
     """Return a task as a document, without payload and output."""
     return {**row(line), "links": links(line.owner)}
 
 
-def history_event(event: HistoryEvent) -> Document:
+def history_event(event: Row) -> Document:
     """Return an event of a task's history as a document. Of a reassigned task, `other` names the state."""
     other = State(event.other).name if event.what == "reassigned" and event.other is not None else event.other
     return {**row(event), "other": other, "links": links(event.holder)}
 
 
-def owner(line: OwnerSummary) -> Document:
+def owner(line: Row) -> Document:
     """Return an owner as a document, with the number of tasks that the owner holds."""
     return {
         "owner": line.name,
@@ -131,7 +127,7 @@ def owner(line: OwnerSummary) -> Document:
     }
 
 
-def holder(line: TopicHolder) -> Document:
+def holder(line: Row) -> Document:
     """Return an owner as a document, with the number of tasks of one topic that the owner holds."""
     return {
         "owner": line.name,
@@ -159,7 +155,7 @@ def links(name: str | None) -> Mapping[str, str] | None:
     return {"dag_run": dag_run, "task_instance": f"{dag_run}/tasks/{quote(found.task_id, safe='')}{mapped}"}
 
 
-_KEYS: dict[str, Callable[[TopicSummary], Any]] = {
+_KEYS: dict[str, Callable[[Row], Any]] = {
     "topic": lambda summary: summary.topic,
     "oldest": lambda summary: -1 if summary.oldest_seconds is None else summary.oldest_seconds,
     "consumers": lambda summary: summary.consumers,
@@ -167,7 +163,7 @@ _KEYS: dict[str, Callable[[TopicSummary], Any]] = {
 }
 
 
-def in_trouble(summary: TopicSummary) -> bool:
+def in_trouble(summary: Row) -> bool:
     """Return whether a topic is in trouble.
 
     The topic is paused, has FAILED or EXPIRED tasks, or has a task that has been due for more than 5 minutes.
@@ -177,7 +173,7 @@ def in_trouble(summary: TopicSummary) -> bool:
 
 
 def topic_list(
-    found: Sequence[TopicSummary], *, sort: SortKey, descending: bool, trouble: bool, offset: int, size: int, cap: int
+    found: Sequence[Row], *, sort: SortKey, descending: bool, trouble: bool, offset: int, size: int, cap: int
 ) -> Document:
     """Return a page of sorted topics, and the totals of all topics that match."""
     matching = [each for each in found if in_trouble(each)] if trouble else list(found)
@@ -191,7 +187,7 @@ def topic_list(
     }
 
 
-def _sum_counts(topics: Sequence[TopicSummary], cap: int) -> Document:
+def _sum_counts(topics: Sequence[Row], cap: int) -> Document:
     """Return the sums of all counts. A sum is capped if one of its counts is capped."""
     sums: Document = {
         name: {

@@ -12,7 +12,7 @@ from airflow_provider_taskq.plugins.dags import uses_of
 from airflow_provider_taskq.plugins.schemas import Filter, Name, Place, Size, StateName, Text
 from airflow_provider_taskq.plugins.serializers import Document, SortKey, topic_list
 from airflow_provider_taskq.plugins.session import read_only
-from airflow_provider_taskq.queue import Throughput
+from airflow_provider_taskq.queue import Row
 
 BARS, MINUTES, HOURS = (timedelta(minutes=3), 20), (timedelta(minutes=1), 60), (timedelta(hours=1), 24)
 MAX_TOPICS = 1000  # counted, sorted and added up for one answer
@@ -123,17 +123,17 @@ def tasks(
         raise HTTPException(400, "Give either after or before, not both.")
     newest, back = order == "newest", before is not None
     with read_only(conn_id) as queue:
-        found = queue.find_tasks(
+        found, looked_to = queue.find_tasks(
             topic, given.for_queue(), after=before if back else after, newest=newest != back, size=size + 1
         )
-        shown = found.sequences[:size]
-        beyond = shown[-1] if len(found.sequences) > size else found.looked_to
+        shown = found[:size]
+        beyond = shown[-1] if len(found) > size else looked_to
         lines = queue.browse_tasks(topic, shown[::-1] if back else shown)
         places = _page_places([line.sequence for line in lines], after, before, newest, beyond)
         return {
             "tasks": [serializers.task(line) for line in lines],
             **places,
-            "looked_to": found.looked_to,
+            "looked_to": looked_to,
             **serializers.stamp(queue),
         }
 
@@ -288,7 +288,7 @@ def audit(conn_id: ConnId, topic: Text = None, after: Place = None, size: Size =
         return {"audit": lines, "next": lines[-1]["id"] if len(found) > size else None, **serializers.stamp(queue)}
 
 
-def _charts(topic: str, minutes: Sequence[Throughput], hours: Sequence[Throughput]) -> Document:
+def _charts(topic: str, minutes: Sequence[Row], hours: Sequence[Row]) -> Document:
     """Return a topic's last hour and day. `sampled` is the share of ended tasks that was read."""
     hour, day = ([each for each in ended if each.topic == topic] for ended in (minutes, hours))
     sampled = min((each.sampled for each in (*hour, *day)), default=1.0)

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.connection import FunctionCaller, all_or_nothing
-from airflow_provider_taskq.queue.encoding import model_row, state_number
+from airflow_provider_taskq.queue.encoding import state_number
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.models import Json, Junction, NewTask, Result, Revival, State
-from airflow_provider_taskq.queue.reports import AuditEntry
+from airflow_provider_taskq.queue.reports import Row, report_row
 from airflow_provider_taskq.queue.task_input import TaskChunk, split_into_chunks
 
 _ALL = 2**31 - 1
@@ -379,14 +379,14 @@ class AdminMixin(FunctionCaller):
         """
         self._rows("SELECT taskq.record_action(%s::text, %s::text, %s::text, %s::bigint)", (action, topic, what, count))
 
-    def audit_trail(self, topic: str | None = None, *, after: int | None = None, size: int = 50) -> list[AuditEntry]:
+    def audit_trail(self, topic: str | None = None, *, after: int | None = None, size: int = 50) -> list[Row]:
         """Return actions on a topic or on all topics, the newest first.
 
         :param after: the `audit_id` of the last entry of the page before.
         :param size: the most actions.
         """
         return self._fetch(
-            model_row(AuditEntry),
+            report_row,
             "SELECT * FROM taskq.audit_trail(%s::text, %s::bigint, %s::int)",
             (topic, after, size),
         )

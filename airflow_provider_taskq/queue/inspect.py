@@ -1,48 +1,26 @@
-"""Inspection: reading tasks, searches for pages, history, statistics, health. Nothing here changes or locks a task."""
+"""Inspection: reading tasks, searches for pages, history, statistics, health. Nothing here changes or locks a task.
+
+Reports are rows: named tuples with the columns of the SQL function of the same name, which its COMMENT describes.
+"""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, LiteralString
-
-from psycopg.rows import dict_row
+from typing import LiteralString
 
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.connection import FunctionCaller
 from airflow_provider_taskq.queue.encoding import model_row, state_number
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.models import Count, Result, State, TaskInfo
-from airflow_provider_taskq.queue.reports import (
-    ConsumerLag,
-    Dependency,
-    DurationStats,
-    ErrorGroup,
-    Explanation,
-    HandlingTimes,
-    HealthFinding,
-    HistoryEvent,
-    LockSummary,
-    LogBlocker,
-    OwnerSummary,
-    SearchPage,
-    Severity,
-    StuckOwner,
-    TaskFilter,
-    TaskSummary,
-    TaskTexts,
-    Throughput,
-    TickSummary,
-    TopicErrors,
-    TopicHolder,
-    TopicStatistics,
-    TopicSummary,
-)
-from airflow_provider_taskq.queue.schedules import describe_schedule
+from airflow_provider_taskq.queue.reports import HealthFinding, Row, Severity, TaskFilter, report_row
 
 BUDGET = 10_000  # rows that one page of a search examines
 
 _HOUR = timedelta(hours=1)
 _FIVE_MINUTES = timedelta(minutes=5)
 _ZERO = timedelta(0)
+_TOPICS: LiteralString = "browse_topics(%s::text, %s::boolean, %s::text, %s::int, %s::int)"
+_OWNERS: LiteralString = "browse_owners(%s::text, %s::boolean, %s::bigint, %s::int, %s::int)"
 _TASK_INFO = model_row(TaskInfo)
 _SELECT_TASK_INFO: LiteralString = (
     "SELECT sequence, topic, identifier, payload, reference, attempt, redelivered, state, descent, status, owner,"
@@ -191,39 +169,25 @@ class InspectMixin(FunctionCaller):
 
     def browse_topics(
         self, search: str | None = None, *, after: str | None = None, size: int = 25, cap: int = 1000
-    ) -> list[TopicSummary]:
-        """Return topics in alphabetical order.
+    ) -> list[Row]:
+        """Return topics with counts of their tasks by status, in alphabetical order.
 
         :param search: a text that the names contain.
         :param after: the last name of the page before.
         :param cap: where the counts of each status stop.
         """
-        return self._browse_topics(search, False, after, size, cap)
+        return self._report(_TOPICS, search, False, after, size, cap)
 
-    def browse_topic(self, topic: str, cap: int = 10_000) -> TopicSummary | None:
+    def browse_topic(self, topic: str, cap: int = 10_000) -> Row | None:
         """Return a topic with its counts; None if there is no topic of that name."""
-        found = self._browse_topics(topic, True, None, 1, cap)
-        return found[0] if found else None
+        return next(iter(self._report(_TOPICS, topic, True, None, 1, cap)), None)
 
-    def _browse_topics(
-        self, search: str | None, exact: bool, after: str | None, size: int, cap: int
-    ) -> list[TopicSummary]:
-        return self._fetch(
-            model_row(TopicSummary),
-            "SELECT * FROM taskq.browse_topics(%s::text, %s::boolean, %s::text, %s::int, %s::int)",
-            (search, exact, after, size, cap),
-        )
-
-    def browse_tasks(self, topic: str, sequences: Sequence[int], error_length: int = 0) -> list[TaskSummary]:
+    def browse_tasks(self, topic: str, sequences: Sequence[int], error_length: int = 0) -> list[Row]:
         """Return tasks in the order of `sequences`, which may name tasks that do not exist.
 
         :param error_length: how many characters of the traceback each has; 0 for the summary of the error only.
         """
-        found = self._fetch(
-            model_row(TaskSummary),
-            "SELECT * FROM taskq.browse_tasks(%s::text, %b::bigint[], %s::int)",
-            (topic, sequences, error_length),
-        )
+        found = self._report("browse_tasks(%s::text, %b::bigint[], %s::int)", topic, sequences, error_length)
         by_sequence = {task.sequence: task for task in found}
         return [by_sequence[sequence] for sequence in sequences if sequence in by_sequence]
 
@@ -236,24 +200,21 @@ class InspectMixin(FunctionCaller):
         newest: bool = True,
         size: int = 50,
         budget: int = BUDGET,
-    ) -> SearchPage:
-        """Return the sequences of tasks that match a filter.
+    ) -> Row:
+        """Return `(sequences, looked_to)`: tasks that match a filter, and where the search stopped, None at the end.
 
         :param after: the `looked_to` of the page before.
         :param newest: whether the newest come first, or the oldest.
         :param budget: the most rows to examine. A page may have fewer than `size` tasks, and not be the last.
         """
-        rows = self._rows(
-            "SELECT hits, looked_to FROM taskq.find_tasks(%s::text, %s::int, %s::text, %s::text, %s::text,"
-            " %s::timestamptz, %s::timestamptz, %s::text, %s::text, %s::bigint, %s::boolean, %s::int, %s::int)",
-            (
-                *(topic, given.state, given.status, given.identifier, given.reference, given.since, given.until),
-                *(given.error, given.error_group, after, newest, size, budget),
-            ),
-        )
-        return SearchPage(*rows[0])
+        return self._report(
+            "find_tasks(%s::text, %s::int, %s::text, %s::text, %s::text, %s::timestamptz, %s::timestamptz, %s::text,"
+            " %s::text, %s::bigint, %s::boolean, %s::int, %s::int)",
+            *(topic, given.state, given.status, given.identifier, given.reference, given.since, given.until),
+            *(given.error, given.error_group, after, newest, size, budget),
+        )[0]
 
-    def search_tasks(self, text: str, size: int = 50) -> list[TaskSummary]:
+    def search_tasks(self, text: str, size: int = 50) -> list[Row]:
         """Return tasks of all topics whose sequence, identifier or reference equals a text, the newest first."""
         rows = self._rows("SELECT topic, sequence FROM taskq.search_tasks(%s::text, %s::int)", (text, size))
         return sorted(self._browse_found(rows), key=lambda task: task.sequence, reverse=True)
@@ -265,42 +226,32 @@ class InspectMixin(FunctionCaller):
         )
         return found
 
-    def find_claimed(
-        self, topic: str, owner: str, since: datetime | None = None, budget: int = BUDGET
-    ) -> list[tuple[int, State]]:
-        """Return sequences and states of tasks that an owner holds, or that ended under it since a moment.
+    def find_claimed(self, topic: str, owner: str, since: datetime | None = None, budget: int = BUDGET) -> list[Row]:
+        """Return `(sequence, state)` of tasks that an owner holds, or that ended under it since a moment.
 
         :param budget: how many of the topic's newest ended tasks to examine.
         """
-        rows = self._rows(
-            "SELECT sequence, state FROM taskq.find_claimed(%s::text, %s::text, %s::timestamptz, %s::int)",
-            (topic, owner, since, budget),
-        )
-        return [(sequence, State(state)) for sequence, state in rows]
+        return self._report("find_claimed(%s::text, %s::text, %s::timestamptz, %s::int)", topic, owner, since, budget)
 
     def newest_sequences(self, topic: str, identifiers: Sequence[str]) -> dict[str, int | None]:
         """Return the sequence of the newest task of each identifier."""
         call = "SELECT identifier, sequence FROM taskq.newest_sequences(%s::text, %b::text[])"
         return dict(self._rows(call, (topic, list(identifiers))))
 
-    def dependencies(self, topic: str, sequence: int) -> list[Dependency]:
+    def dependencies(self, topic: str, sequence: int) -> list[Row]:
         """Return the first fifty dependencies of a task."""
-        return self._fetch(
-            model_row(Dependency), "SELECT * FROM taskq.dependencies(%s::text, %s::bigint)", (topic, sequence)
-        )
+        return self._report("dependencies(%s::text, %s::bigint)", topic, sequence)
 
-    def task_texts(self, topic: str, sequence: int, length: int) -> TaskTexts | None:
-        """Return a task's payload and output, cut to `length` characters; None if there is no such task."""
-        found = self._fetch(
-            model_row(TaskTexts),
-            "SELECT * FROM taskq.task_texts(%s::text, %s::bigint, %s::int)",
-            (topic, sequence, length),
-        )
-        return found[0] if found else None
+    def task_texts(self, topic: str, sequence: int, length: int) -> Row | None:
+        """Return a task's payload and output as texts, cut to `length` characters; None if there is no such task.
+
+        Do not log the row: the texts may be private.
+        """
+        return next(iter(self._report("task_texts(%s::text, %s::bigint, %s::int)", topic, sequence, length)), None)
 
     def browse_owners(
         self, search: str | None = None, *, after: int | None = None, size: int = 50, budget: int = BUDGET
-    ) -> tuple[list[OwnerSummary], int | None]:
+    ) -> tuple[list[Row], int | None]:
         """Return owners whose lease is not gone, the newest registration first, and the fence to continue from.
 
         The fence is None if no owner is left.
@@ -309,27 +260,15 @@ class InspectMixin(FunctionCaller):
         :param after: the fence that the page before returned.
         :param budget: the most rows to examine.
         """
-        found = self._browse_owners(search, False, after, size, budget)
+        found = self._report(_OWNERS, search, False, after, size, budget)
         # A row without a name has the fence at which the search stopped.
         return [each for each in found if each.name], next((each.fence for each in found if not each.name), None)
 
-    def browse_owner(self, name: str) -> OwnerSummary | None:
+    def browse_owner(self, name: str) -> Row | None:
         """Return one owner, also after its lease is gone; None if the name is unknown."""
-        found = self._browse_owners(name, True, None, 1, 1)
-        return found[0] if found else None
+        return next(iter(self._report(_OWNERS, name, True, None, 1, 1)), None)
 
-    def _browse_owners(
-        self, search: str | None, exact: bool, after: int | None, size: int, budget: int
-    ) -> list[OwnerSummary]:
-        return self._fetch(
-            model_row(OwnerSummary),
-            "SELECT * FROM taskq.browse_owners(%s::text, %s::boolean, %s::bigint, %s::int, %s::int)",
-            (search, exact, after, size, budget),
-        )
-
-    def browse_held(
-        self, owner: str, after: int | None = None, size: int = 50, *, workers: bool = False
-    ) -> list[TaskSummary]:
+    def browse_held(self, owner: str, after: int | None = None, size: int = 50, *, workers: bool = False) -> list[Row]:
         """Return the tasks that an owner holds in all topics, in order of sequence.
 
         :param after: the last sequence of the page before.
@@ -341,58 +280,41 @@ class InspectMixin(FunctionCaller):
         )
         return sorted(self._browse_found(rows), key=lambda task: task.sequence)
 
-    def browse_holders(self, topic: str) -> list[TopicHolder]:
+    def browse_holders(self, topic: str) -> list[Row]:
         """Return up to a hundred owners that hold tasks of a topic, those with most tasks first."""
-        return self._fetch(model_row(TopicHolder), "SELECT * FROM taskq.browse_holders(%s::text)", (topic,))
+        return self._report("browse_holders(%s::text)", topic)
 
-    def browse_locks(self, after: str | None = None, size: int = 100) -> list[LockSummary]:
+    def browse_locks(self, after: str | None = None, size: int = 100) -> list[Row]:
         """Return locks that are held, or were given back before `at_least` was over, in order of name.
 
         :param after: the last name of the page before.
         """
-        call = "SELECT * FROM taskq.browse_locks(%s::text, %s::int)"
-        return self._fetch(model_row(LockSummary), call, (after, size))
+        return self._report("browse_locks(%s::text, %s::int)", after, size)
 
-    def browse_groups(self, size: int = 100, cap: int = 1000) -> list[ConsumerLag]:
+    def browse_groups(self, size: int = 100, cap: int = 1000) -> list[Row]:
         """Return the progress of consumer groups in each partition.
 
         :param cap: where the counts of the tasks that follow stop.
         """
-        return self._fetch(
-            model_row(ConsumerLag),
-            'SELECT group_name AS "group", topic, part AS partition, place, advanced, behind'
-            " FROM taskq.browse_groups(%s::int, %s::int)",
-            (size, cap),
-        )
+        return self._report("browse_groups(%s::int, %s::int)", size, cap)
 
-    def log_blockers(self, topic: str) -> list[LogBlocker]:
+    def log_blockers(self, topic: str) -> list[Row]:
         """Return the open transactions that hold a topic's log back.
 
         Consumers get no task from the `floor` of such a transaction on.
         """
-        return self._fetch(model_row(LogBlocker), "SELECT * FROM taskq.log_blockers(%s::text)", (topic,))
+        return self._report("log_blockers(%s::text)", topic)
 
-    def browse_ticks(self, topic: str, steps: int = 1000) -> tuple[list[TickSummary], bool]:
+    def browse_ticks(self, topic: str, steps: int = 1000) -> tuple[list[Row], bool]:
         """Return a topic's waiting ticks by prefix and hash, and whether there may be more.
 
         :param steps: the most ticks to examine.
         """
-        rows = self._fetch(
-            dict_row,
-            "SELECT prefix, config_hash, waiting, next, last, capped, moments"
-            " FROM taskq.browse_ticks(%s::text, %s::int)",
-            (topic, steps),
-        )
-        ticks = []
-        more = False
-        for row in rows:
-            more = bool(row.pop("capped")) or more
-            moments = row.pop("moments")
-            if row["prefix"] is not None:
-                ticks.append(TickSummary(**row, schedule=describe_schedule(moments)))
-        return ticks, more
+        found = self._report("browse_ticks(%s::text, %s::int)", topic, steps)
+        ticks = [each for each in found if each.prefix is not None]  # a row without a prefix says that there are more
+        return ticks, len(ticks) < len(found)
 
-    def _browse_found(self, found: Iterable[tuple[str, int]]) -> list[TaskSummary]:
+    def _browse_found(self, found: Iterable[tuple[str, int]]) -> list[Row]:
         by_topic: dict[str, list[int]] = {}
         for topic, sequence in found:
             by_topic.setdefault(topic, []).append(sequence)
@@ -400,45 +322,38 @@ class InspectMixin(FunctionCaller):
 
     # History
 
-    def explain(self, topic: str, sequence: int) -> Explanation | None:
+    def explain(self, topic: str, sequence: int) -> Row | None:
         """Explain why a task is not running, or that the task runs or has ended.
 
-        Return None if the topic has no such task.
+        Return `(reason, waits_normally)`, or None if the topic has no such task.
         """
-        call = "SELECT * FROM taskq.explain(%s::text, %s::bigint) WHERE reason IS NOT NULL"
-        found = self._fetch(model_row(Explanation), call, (topic, sequence))
+        found = self._report("explain(%s::text, %s::bigint) WHERE reason IS NOT NULL", topic, sequence)
         return found[0] if found else None
 
-    def timeline(self, topic: str, sequence: int) -> list[HistoryEvent]:
+    def timeline(self, topic: str, sequence: int) -> list[Row]:
         """Return the events in the life of a task, the oldest first; none if the topic has no such task."""
-        call = "SELECT * FROM taskq.timeline(%s::text, %s::bigint)"
-        return self._fetch(model_row(HistoryEvent), call, (topic, sequence))
+        return self._report("timeline(%s::text, %s::bigint)", topic, sequence)
 
     # Statistics
 
-    def throughput(self, span: DurationLike, spans: int, topic: str | None = None) -> list[Throughput]:
+    def throughput(self, span: DurationLike, spans: int, topic: str | None = None) -> list[Row]:
         """Count the tasks that ended in each state in each of the last `spans` spans of time, by topic.
 
         The result leaves out spans in which no task ended. The cost does not depend on the length of the history.
         """
-        return self._fetch(
-            model_row(Throughput),
-            "SELECT * FROM taskq.throughput(%s::interval, %s::int, %s::text)",
-            (span, spans, topic),
-        )
+        return self._report("throughput(%s::interval, %s::int, %s::text)", span, spans, topic)
 
     def oldest_due(self) -> dict[str, timedelta]:
         """Return for how long the oldest due task of each topic has been due, without topics that have no due task."""
         call = "SELECT topic, clock_timestamp() - since FROM taskq.oldest_due_by_topic()"
         return dict(self._rows(call))
 
-    def statistics(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[TopicStatistics]:
-        """Return counts, retries and durations of the tasks that ended lately, of each topic that has any."""
-        call = (
-            "SELECT topic, ended, succeeded, failed, retried, retries, shortest, mean, longest, p50, p90, p95, p99"
-            " FROM taskq.statistics(%s::interval, %s::text)"
-        )
-        return [_with_durations(TopicStatistics, row) for row in self._fetch(dict_row, call, (within, topic))]
+    def statistics(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[Row]:
+        """Return counts, retries and durations of the tasks that ended lately, of each topic that has any.
+
+        The durations are seconds from when the last attempt was due to the end: the wait for a worker and the work.
+        """
+        return self._report("statistics(%s::interval, %s::text)", within, topic)
 
     def record_handling_times(self, topic: str, seconds: Sequence[float]) -> None:
         """Add handling times of tasks, in seconds, to the statistics.
@@ -451,44 +366,33 @@ class InspectMixin(FunctionCaller):
             "SELECT taskq.record_handling_times(%s::text, %b::float8[])", (topic, [float(each) for each in seconds])
         )
 
-    def handling_times(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[HandlingTimes]:
+    def handling_times(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[Row]:
         """Return the recorded handling times of each topic that has any. The percentiles are exact to 5 %.
 
         :param within: how far to look back; the clock hour in which this time begins counts as a whole.
         """
-        call = (
-            "SELECT topic, count, shortest, mean, longest, p50, p90, p95, p99"
-            " FROM taskq.handling_times(%s::interval, %s::text)"
-        )
-        return [_with_durations(HandlingTimes, row) for row in self._fetch(dict_row, call, (within, topic))]
+        return self._report("handling_times(%s::interval, %s::text)", within, topic)
 
-    def topic_errors(self, topic: str | None = None) -> list[TopicErrors]:
+    def topic_errors(self, topic: str | None = None) -> list[Row]:
         """Return the topics with tasks that failed and have not succeeded since, the oldest failed task first."""
-        return self._fetch(model_row(TopicErrors), "SELECT * FROM taskq.topic_errors(%s::text)", (topic,))
+        return self._report("topic_errors(%s::text)", topic)
 
-    def error_groups(self, topic: str, size: int = 100, *, budget: int = 10_000) -> list[ErrorGroup]:
+    def error_groups(self, topic: str, size: int = 100, *, budget: int = 10_000) -> list[Row]:
         """Return up to `size` groups of a topic's failed tasks with the same error, the largest first.
 
         To list or revive the tasks of a group, find them by `TaskFilter(state=State.FAILED, error_group=group.error)`.
 
         :param budget: how many of the newest FAILED tasks, and of the tasks that wait to be retried, to examine.
         """
-        return self._fetch(
-            model_row(ErrorGroup),
-            "SELECT error_group AS error, failed, retrying, messages, example, newest, last_failed, looked_at"
-            " FROM taskq.error_groups(%s::text, %s::int, %s::int)",
-            (topic, size, budget),
-        )
+        return self._report("error_groups(%s::text, %s::int, %s::int)", topic, size, budget)
 
-    def stuck_owners(self, patience: DurationLike = _ZERO) -> list[StuckOwner]:
+    def stuck_owners(self, patience: DurationLike = _ZERO) -> list[Row]:
         """Return owners that hold tasks under a lease that lapsed longer ago than `patience`, the longest first."""
-        call = "SELECT * FROM taskq.stuck_owners(%s::interval)"
-        return self._fetch(model_row(StuckOwner), call, (patience,))
+        return self._report("stuck_owners(%s::interval)", patience)
 
     def count_lapsed(self, grace: DurationLike) -> tuple[int, int]:
         """Count the leases that `expire(grace)` would end, and the tasks under them, both up to a thousand."""
-        call = "SELECT owners, tasks FROM taskq.count_lapsed(%s::interval)"
-        owners, tasks = self._rows(call, (grace,))[0]
+        [(owners, tasks)] = self._rows("SELECT owners, tasks FROM taskq.count_lapsed(%s::interval)", (grace,))
         return owners, tasks
 
     # Health
@@ -500,11 +404,11 @@ class InspectMixin(FunctionCaller):
 
         :param patience: how long a due task, or a lapsed lease, may wait before it is a finding.
         """
-        return self._fetch(
-            model_row(HealthFinding, severity=Severity.of),
-            "SELECT * FROM taskq.health(%s::interval)",
-            (patience,),
-        )
+        found = self._report("health(%s::interval)", patience)
+        return [HealthFinding(**each._replace(severity=Severity.of(each.severity))._asdict()) for each in found]
+
+    def _report(self, call: LiteralString, *arguments: object) -> list[Row]:
+        return self._fetch(report_row, f"SELECT * FROM taskq.{call}", arguments)  # noqa: S608  literals only
 
 
 def _require_zone(moment: datetime | None) -> datetime | None:
@@ -512,8 +416,3 @@ def _require_zone(moment: datetime | None) -> datetime | None:
     if moment is not None and moment.utcoffset() is None:
         raise InvalidTask(f"the moment {moment} has no time zone")
     return moment
-
-
-def _with_durations(model: Any, row: dict[str, Any]) -> Any:
-    took = DurationStats(**{name: row.pop(name) for name in DurationStats.__slots__})
-    return model(**row, took=took)

@@ -1,4 +1,4 @@
-"""Schedules: the times of ticks, the hash of a configuration, and the description of a schedule in words.
+"""Schedules: the times of ticks, and the hash of a configuration.
 
 Nothing here uses the database: `TaskQueue.install_ticks` makes tasks of these times.
 
@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
-from itertools import pairwise
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -227,78 +226,3 @@ def _zone(zone: str | ZoneInfo) -> ZoneInfo:
         return pendulum.timezone(name)
     except (ValueError, OSError):
         raise InvalidArgument(f"unknown time zone {name!r}") from None
-
-
-_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_UNITS = ((timedelta(days=7), "week"), (ONE_DAY, "day"), (timedelta(hours=1), "hour"), (timedelta(minutes=1), "minute"))
-_MAX_TIMES = 6  # times of day that a description names
-
-
-def describe_schedule(moments: Iterable[datetime]) -> str:
-    """Describe a schedule by its times, in UTC: "every 15 minutes", "every day at 06:00", "Monday to Friday at 09:00".
-
-    The queue stores only the times of a schedule. If there is a single time, return "one time is known".
-    """
-    times = sorted({moment.astimezone(UTC) for moment in moments})
-    if len(times) < 2:
-        return "one time is known"
-    gaps = {later - earlier for earlier, later in pairwise(times)}
-    if min(gaps) >= 28 * ONE_DAY and len({(moment.day, _clock(moment)) for moment in times}) == 1:
-        return f"day {times[0].day} of the month at {_clock(times[0])}"
-    if len(gaps) == 1:
-        return _regular(gaps.pop(), times[0])
-    return _daily_words(times) or f"irregular, {len(times)} times in {_length(times[-1] - times[0])}"
-
-
-def _regular(gap: timedelta, example: datetime) -> str:
-    if gap == ONE_DAY:
-        return f"every day at {_clock(example)}"
-    if gap == 7 * ONE_DAY:
-        return f"every {_DAYS[example.weekday()]} at {_clock(example)}"
-    if gap < ONE_DAY:
-        return f"every {_length(gap)}".replace("every 1 ", "every ")
-    return f"every {_length(gap)} at {_clock(example)}"
-
-
-def _daily_words(times: Sequence[datetime]) -> str | None:
-    """Describe times that are the same on certain days of the week, or return None.
-
-    The first and the last day may lack some of the times.
-    """
-    of_day: dict[date, set[str]] = {}
-    for moment in times:
-        of_day.setdefault(moment.date(), set()).add(_clock(moment))
-    days = sorted(of_day)
-    usual = max(of_day.values(), key=len)
-    if len(days) < 2 or len(usual) > _MAX_TIMES or not set().union(*of_day.values()) <= usual:
-        return None
-    if any(of_day[day] != usual for day in days[1:-1]):
-        return None
-    span = {days[0] + ONE_DAY * n for n in range((days[-1] - days[0]).days + 1)}
-    on = {day.weekday() for day in days}
-    if {day for day in span if day.weekday() in on} != set(days):
-        return None
-    every = len(on) == min(7, len(span))
-    return f"{'every day' if every else _weekdays(sorted(on))} at {_listed(sorted(usual))}"
-
-
-def _weekdays(on: Sequence[int]) -> str:
-    if len(on) > 2 and on[-1] - on[0] == len(on) - 1:
-        return f"{_DAYS[on[0]]} to {_DAYS[on[-1]]}"
-    return _listed([_DAYS[day] for day in on])
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _clock(moment: datetime) -> str:
-    return f"{moment:%H:%M:%S}" if moment.second else f"{moment:%H:%M}"
-
-
-def _length(length: timedelta) -> str:
-    for unit, word in _UNITS:
-        if length >= unit and not length % unit:
-            number = length // unit
-            return f"{number} {word}{'' if number == 1 else 's'}"
-    return f"{length.total_seconds():g} seconds"

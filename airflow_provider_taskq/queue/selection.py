@@ -83,7 +83,7 @@ def select_filter(
     for state in states:
         after: int | None = None
         while len(found) <= limit:
-            page = queue.find_tasks(
+            page, after = queue.find_tasks(
                 topic,
                 replace(given, state=state),
                 after=after,
@@ -91,8 +91,7 @@ def select_filter(
                 size=limit + 1 - len(found),
                 budget=ROWS_PER_QUERY,
             )
-            found += page.sequences
-            after = page.looked_to
+            found += page
             if after is None:
                 break
             if deadline is not None and len(found) <= limit and time.monotonic() > deadline:

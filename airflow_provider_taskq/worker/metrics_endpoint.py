@@ -10,7 +10,7 @@ from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.metrics import METRICS, Metric
-from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
+from airflow_provider_taskq.queue.reports import DEPTH_COLUMNS
 from airflow_provider_taskq.worker.services import PeriodicService
 from airflow_provider_taskq.worker.worker import Worker
 
@@ -144,11 +144,11 @@ class MetricsEndpoint(PeriodicService):
         Without access as reader, this is the part that a consumer may see. It is empty if the topic was dropped.
         """
         if may_browse and (summary := queue.browse_topic(topic, DEPTH_LIMIT)):
-            states = {state: getattr(summary, field) for state, field in DEPTH_FIELDS.items()}
+            states = {state: getattr(summary, column) for state, column in DEPTH_COLUMNS.items()}
             return {**_depths(topic, states), (metrics.OLDEST_READY, (topic,)): summary.oldest_seconds or 0}
         with suppress(UnknownTopic):
             status = queue.topic_status(topic, cap=DEPTH_LIMIT)
-            return _depths(topic, {state: getattr(status, state) for state in DEPTH_FIELDS if hasattr(status, state)})
+            return _depths(topic, {state: getattr(status, state) for state in DEPTH_COLUMNS if hasattr(status, state)})
         return {}
 
     def _serve(self, depths: dict[Sample, int]) -> None:

@@ -129,8 +129,8 @@ def known(queue: TaskQueue, task: Task | int, topic: str = "work") -> TaskInfo:
 def last_failure(queue: TaskQueue, task: Task) -> datetime:
     """The moment of a task's last failure, from which its delay counts."""
     *_, failed = (each for each in queue.timeline(task.topic, task.sequence) if each.what == "failed")
-    assert failed.happened is not None
-    return failed.happened
+    moment: datetime = failed.happened
+    return moment
 
 
 def in_second(queue: TaskQueue, task: Task, failed_at: int, start: datetime) -> int:

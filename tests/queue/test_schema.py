@@ -25,7 +25,6 @@ from airflow_provider_taskq.queue import (
     uninstall,
     verify,
 )
-from airflow_provider_taskq.queue.reports import Explanation
 from airflow_provider_taskq.queue.schema import _FOREIGN, _in_turns
 from demo.postgres import EmbeddedPostgres
 from tests.internals import SCHEMAS, Release, pretend_release
@@ -259,7 +258,7 @@ def test_a_schema_without_the_readable_views_verifies_and_works(empty: psycopg.C
     failed = queue.explain("work", first.sequence)
     assert failed is not None
     assert failed.reason.endswith(": given up after 1 of 1 attempts")
-    assert queue.explain("work", second.sequence) == Explanation("it is ready, and the next in line", True)
+    assert queue.explain("work", second.sequence) == ("it is ready, and the next in line", True)
     assert queue.task("work", first.sequence) is not None
 
 

@@ -25,7 +25,6 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TopicPolicy,
 )
-from airflow_provider_taskq.queue.reports import Explanation
 from airflow_provider_taskq.worker import Batch, Groups, TaskResultException, Worker, each
 from tests.consumer.consumers import table
 from tests.queue.conftest import known, lapse, pass_time, states, until
@@ -270,7 +269,7 @@ def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(qu
     assert queue.pause_task("work", a.sequence) is True
     assert queue.pause_task("work", a.sequence) is False
     assert known(queue, a).status == "paused"
-    assert queue.explain("work", a.sequence) == Explanation("it is paused until it is resumed", False)
+    assert queue.explain("work", a.sequence) == ("it is paused until it is resumed", False)
     why = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (a.sequence,)).fetchone()
     assert why == ("paused until it is resumed",)
     assert queue.count("work")["work"][State.READY].count == 2

@@ -8,7 +8,6 @@ import { number } from "../format.js";
 const columns = (place, asOf) => [
   { title: "Prefix", look: { fontWeight: "semibold" }, show: (row) => row.prefix },
   { title: "Topic", show: (row) => h(To, { to: place.at({ topic: row.topic }) }, row.topic) },
-  { title: "Schedule, UTC", show: (row) => row.schedule },
   { title: "Waiting", number: true, show: (row) => number(row.waiting) },
   { title: "Next", show: (row) => h(When, { at: row.next, from: asOf }) },
   { title: "Last", show: (row) => h(When, { at: row.last, from: asOf }) },

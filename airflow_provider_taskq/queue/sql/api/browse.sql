@@ -116,7 +116,7 @@ COMMENT ON FUNCTION taskq.browse_locks IS
 holder has, or that stay blocked until their shortest time is over.';
 
 CREATE FUNCTION taskq.browse_groups(p_size int, p_cap int)
-RETURNS TABLE (group_name text, topic text, part int, place bigint, advanced timestamptz, behind bigint)
+RETURNS TABLE ("group" text, topic text, partition int, place bigint, advanced timestamptz, behind bigint)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN QUERY
@@ -133,8 +133,7 @@ COMMENT ON FUNCTION taskq.browse_groups IS
 tasks of the topic that follow the progress, counted up to p_cap.';
 
 CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
-RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz, capped boolean,
-               moments timestamptz[])
+RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -143,7 +142,6 @@ DECLARE
     v_parts      text[];
     v_key        text COLLATE "C";
 BEGIN
-    capped := false;
     FOR v_step IN 1 .. p_steps LOOP
         v_identifier := (SELECT l.identifier FROM taskq_internal.live l
                          WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier > v_identifier
@@ -159,28 +157,22 @@ BEGIN
             WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier >= v_key || '/'
                 AND l.identifier < v_key || '0'
             ORDER BY l.identifier LIMIT 1000) n;
-        moments := ARRAY(SELECT to_timestamp(right(t.identifier, 23),
-                'YYYYMMDD"T"HH24MISS.US"Z"')::timestamp AT TIME ZONE 'UTC'
-                         FROM taskq_internal.task t WHERE t.identifier >= v_key || '/' AND t.identifier < v_key || '0'
-                             AND t.topic_id = v_topic_id
-                         ORDER BY t.identifier DESC LIMIT 50);
         RETURN NEXT;
         v_identifier := v_key || '0';  -- '0' is the character after '/'
     END LOOP;
     IF v_identifier IS NOT NULL THEN
-        SELECT NULL, NULL, NULL, NULL, NULL, true, NULL INTO prefix, config_hash, waiting, next, last, capped, moments;
-        RETURN NEXT;
+        RETURN QUERY SELECT NULL::text, NULL::text, NULL::bigint, NULL::timestamptz, NULL::timestamptz;
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.browse_ticks IS
 'Returns the waiting ticks of a topic, by prefix and configuration hash. Each row has their number (up to 1,000), the
-next tick, the last tick, and the last fifty nominal times, including past times. Reads at most p_steps prefixes; the
-column capped tells whether there are more. Raises TQ001 for an unknown topic.';
+next tick and the last tick. Reads at most p_steps prefixes. If there may be more, the last row has no prefix. Raises
+TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.find_tasks(
     p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz,
     p_until timestamptz, p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int,
-    OUT hits bigint[], OUT looked_to bigint
+    OUT sequences bigint[], OUT looked_to bigint
 ) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -196,7 +188,7 @@ DECLARE
     v_filter text;
     v_order  text := CASE WHEN p_newest THEN 'DESC' ELSE 'ASC' END;
 BEGIN
-    hits := '{}';
+    sequences := '{}';
     IF p_status IS NOT NULL AND (taskq_internal.state_of_status(p_status) IS NULL
                                  OR v_state <> taskq_internal.state_of_status(p_status)) THEN
         RETURN;
@@ -216,11 +208,11 @@ BEGIN
         v_state, p_status, p_reference, p_since, p_until, p_error, p_error_group);
     EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
                    taskq_internal.filter_joins(v_filter), v_filter, v_order)
-        INTO hits
+        INTO sequences
         USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held,
             greatest(p_size, 0), p_error,
               v_topic.max_attempts, v_topic.paused, p_since, p_until, p_error_group;
-    IF v_filter <> 'WHERE true' AND cardinality(hits) < p_size THEN
+    IF v_filter <> 'WHERE true' AND cardinality(sequences) < p_size THEN
         EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET $7 - 1 LIMIT 1', v_walk)
             INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference,
                 greatest(p_budget, 1), v_held;

@@ -189,7 +189,7 @@ COMMENT ON FUNCTION taskq.stuck_owners IS
 'Returns up to 1,000 owners that hold tasks and whose lease lapsed more than p_patience ago, the longest first.';
 
 CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
-RETURNS TABLE (error_group text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,
+RETURNS TABLE (error text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,
                last_failed timestamptz, looked_at bigint)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
