@@ -38,6 +38,7 @@ _TABLES = (
     "taskq_internal.stream",
     "taskq_internal.lock",
     "taskq_internal.consumer_partition",
+    "taskq_internal.consumer_progress",
     "taskq_internal.group_release",
     "taskq_internal.history",
     "taskq_internal.consumer_group",
@@ -503,7 +504,7 @@ def store_moments(conn: psycopg.Connection, value: str) -> None:
         "live SET late = true, available_at = %(value)s WHERE waits <> 1",
         "ended SET available_at = %(value)s, completed = %(value)s",
         "lock SET until = 'infinity', locked = %(value)s",
-        "consumer_partition SET advanced = %(value)s",
+        "consumer_progress SET advanced = %(value)s",
         "audit SET happened = %(value)s",
     ):
         conn.execute(f"UPDATE taskq_internal.{statement}".encode(), {"value": value})

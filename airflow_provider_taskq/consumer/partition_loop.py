@@ -144,9 +144,6 @@ class PartitionLoop:
     def _handle_all(self, progress: PartitionProgress, events: PartitionBatch) -> None:
         # Events without a handler need no call of their own: the next handled event, or the end, stores their progress.
         after = events.after
-        for again in events.again:
-            if not self._handle(progress, again, after) and self._is_ours(again[1]):
-                progress.skip(after, again[0])
         for begin in range(0, len(events), self._config.transaction_size):
             some = events[begin : begin + self._config.transaction_size]
             if len(some) > 1:

@@ -66,15 +66,12 @@ class PartitionLease:
 class PartitionBatch(Events):
     """The next tasks of a leased partition, each with the cursor after it.
 
-    `after` is the progress before the first task, and `cursor` the place up to which the log was read. `again` has
-    skipped tasks that the group is to handle again.
+    `after` is the progress before the first task, and `cursor` the place up to which the log was read.
     """
 
     def __init__(self, events: Iterable[tuple[Cursor, Task]], cursor: Cursor, after: Cursor) -> None:
-        found = list(events)
-        super().__init__([each for each in found if each[0] > after], cursor)
+        super().__init__(events, cursor)
         self.after = after
-        self.again = [each for each in found if each[0] <= after]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +102,12 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class SkippedEvent:
-    """A task that a group has skipped after its last retry, with the error.
-
-    `again` is True if the group is to handle it again.
-    """
+    """A task that a group has skipped after its last retry, with the error."""
 
     sequence: int
     identifier: str
     skipped: datetime
     error: str
-    again: bool
 
 
 def sequence_id(identifier: str, level: int | None = None, sequence: int | None = None) -> str:
@@ -189,7 +182,7 @@ class LogMixin(FunctionCaller):
     def advance(self, group: str, topic: str, partition: int, cursor: Cursor) -> None:
         """Store how far a consumer group has handled a partition. Call this method in the transaction of the handler.
 
-        An earlier place than before is stored as well, which replays the tasks after it.
+        An earlier place than before is stored as well, which replays the tasks after it, also the skipped ones.
         """
         self._rows(
             "SELECT taskq.advance(%s::text, %s::text, %s::int, %s::bigint)", (group, topic, partition, cursor.place)
@@ -257,8 +250,6 @@ class LogMixin(FunctionCaller):
     ) -> bool:
         """Move progress from one place to another. Call this method last in the transaction that has the effects.
 
-        For a task of `again`, pass its cursor: the group forgets the task, and the progress stays.
-
         :param error: why the task at `cursor` is skipped; `skipped_events` returns it.
         :return: False, and nothing stored, if progress was moved in the meantime.
         :raises LeaseLost: if another consumer has the partition.
@@ -294,29 +285,10 @@ class LogMixin(FunctionCaller):
         """
         return self._flag("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic))
 
-    def rewind_group(self, group: str, topic: str, moment: datetime) -> Cursor | None:
-        """Let a group handle all tasks again that were pushed at or after a moment. Progress before that stays.
-
-        :return: the place before the first of these tasks; None, with no effect, if there is no such task or group.
-        :raises InvalidState: if a consumer holds a partition.
-        """
-        place = self._value("SELECT taskq.rewind_group(%s::text, %s::text, %s::timestamptz)", (group, topic, moment))
-        return None if place is None else Cursor(place)
-
     def skipped_events(self, group: str, topic: str, size: int = 100) -> list[SkippedEvent]:
         """Return up to `size` tasks that a group has skipped after the last retry, in order."""
         call = "SELECT * FROM taskq.skipped_events(%s::text, %s::text, %s::int)"
         return self._fetch(model_row(SkippedEvent), call, (group, topic, size))
-
-    def handle_again(self, group: str, topic: str, sequences: Iterable[int] | None = None) -> int:
-        """Let a group handle skipped tasks again, the named ones or all. Return their number.
-
-        Their consumer handles them before the next task of its partition, and so out of order.
-        """
-        named = None if sequences is None else list(sequences)
-        call = "SELECT taskq.handle_again(%s::text, %s::text, %s::bigint[])"
-        count: int = self._value(call, (group, topic, named))
-        return count
 
 
 def _events(topic: str, rows: Iterable[Sequence[Any]]) -> list[tuple[Cursor, Task]]:

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Interrupted, MemoryTracker, NonTransient
 from airflow_provider_taskq.consumer.progress import DatabaseProgress
-from airflow_provider_taskq.queue import Cursor, InvalidState, RetryPolicy, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import Cursor, RetryPolicy, Task, TaskQueue, TaskQueueError
 from tests.consumer.consumers import (
     NEVER,
     Heard,
@@ -264,7 +264,7 @@ def test_a_failed_event_is_retried_with_all_its_handlers_until_it_succeeds_or_is
 
 
 @pytest.mark.parametrize("level", [None, lambda event: event.identifier], ids=["identifier", "function"])
-def test_a_skipped_event_is_kept_with_its_error_and_can_be_handled_again(
+def test_a_skipped_event_is_kept_with_its_error_and_handled_in_a_replay(
     dsn: str, queue: TaskQueue, level: object
 ) -> None:
     tasks = queue.push("work", [f"id-{n}" for n in range(6)])
@@ -278,48 +278,18 @@ def test_a_skipped_event_is_kept_with_its_error_and_can_be_handled_again(
             raise ValueError(f"cannot handle {event.identifier}")
         heard.hear(event)
 
-    def skipped() -> list[tuple[int, bool]]:
-        return [(each.sequence, each.again) for each in queue.skipped_events("readers", "work")]
-
     with Consumer(dsn, heard.group, "work", quick(retry=NEVER, partitions=2, level=level), on_failure=heard.fail):
         heard.wait(4)
         until_at_end(queue)
         [first, second] = queue.skipped_events("readers", "work")
-        assert ([first.sequence, second.sequence], first.identifier, first.again) == (bad, "id-1", False)
+        assert ([first.sequence, second.sequence], first.identifier) == (bad, "id-1")
         assert "cannot handle id-1" in first.error
-        repaired.append(bad[0])
-        assert queue.handle_again("readers", "work") == 2
-        assert heard.wait(5)[4:] == ["id-1"]
-        heard.wait_failures(3)
-        until(lambda: skipped() == [(bad[1], False)])
-        repaired.append(bad[1])
-        assert queue.handle_again("readers", "work", bad) == 1
-        assert heard.wait(6)[5:] == ["id-4"]
-        until(lambda: skipped() == [])
-    assert len(heard.failures) == 3
-
-
-def test_a_group_can_be_rewound_to_a_moment_while_no_consumer_runs(dsn: str, queue: TaskQueue) -> None:
-    """The moment may be that of a task. What was skipped since is handled like every other event."""
-    queue.push("work", ["a", "b"])
-    queue.push("work", ["c"])
-    moment = queue.page("work", size=3)[2].created
-    queue.push("work", ["d"])
-    heard = heard_all()
-    failing(heard, "d", 1)
-    consumer = Consumer(dsn, heard.group, "work", quick(retry=NEVER), on_failure=heard.fail)
-    with consumer:
-        heard.wait(4)
-        until_at_end(queue)
-        with pytest.raises(InvalidState, match="'readers' is in use"):
-            queue.rewind_group("readers", "work", moment)
-    assert queue.rewind_group("readers", "work", queue.now()) is None
-    assert queue.rewind_group("unknown", "work", moment) is None
-    assert queue.rewind_group("readers", "work", moment) == place(queue, 2)
+        repaired.extend(bad)
+        for partition in range(2):
+            queue.advance("readers", "work", partition, Cursor(0))
+        assert set(heard.wait(10)[4:]) == {task.identifier for task in tasks}
     assert queue.skipped_events("readers", "work") == []
-    read_all(queue, consumer)
-    assert heard.identifiers == ["a", "b", "c", "d", "c", "d"]
-    assert queue.rewind_group("readers", "work", moment - timedelta(days=1)) == Cursor(place(queue, 1).place - 1)
+    assert len(heard.failures) == 2
 
 
 def test_a_predicate_that_raises_fails_its_event(dsn: str, queue: TaskQueue) -> None:

@@ -252,7 +252,7 @@ def test_a_program_with_another_version_of_the_function_waits_until_the_group_is
     queue.advance("readers", "work", 0, place(queue, 1))
     with pytest.raises(InvalidState, match="only programs with version '2' of its resolver know what they handled"):
         queue.acquire_partition("readers", "work", "me", 60, 2, resolver="3")
-    assert queue.rewind_group("readers", "work", queue.now() - timedelta(days=1)) == Cursor(place(queue, 1).place - 1)
+    queue.advance("readers", "work", 1, place(queue, 1))
     assert queue.acquire_partition("readers", "work", "me", 60, 2, resolver="3") is not None
 
 

@@ -16,18 +16,19 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
     TaskQueueError,
+    connect,
     partition_of,
 )
 from tests.consumer.consumers import QUICK, Heard, heard_all, place, quick, state, table, until_at_end
 from tests.internals import lapse_partitions
-from tests.queue.conftest import InBackground, await_standstill, background, session, until
+from tests.queue.conftest import InBackground, await_standstill, background, own_queue, session, until
 
 pytestmark = [
     pytest.mark.promise("One consumer of a group at a time handles a partition"),
     pytest.mark.promise("Another number of partitions leaves no gap and no duplicate"),
 ]
 
-__all__ = ["background", "session"]  # fixtures that pytest finds here
+__all__ = ["background", "own_queue", "session"]  # fixtures that pytest finds here
 
 HOUR = timedelta(hours=1)
 
@@ -357,16 +358,33 @@ def test_a_new_division_handles_exactly_what_the_old_ones_left_in_order(queue: T
         done += handle(queue, each)
         assert handle(queue, each) == []
     assert sorted(done) == [task.sequence for task in tasks]
-    queue.release_partition(held[0])
-    queue.release_partition(held[1])
-    queue.rewind_group("readers", "work", queue.now() - HOUR)
-    held = acquire_all(queue, 2)
-    assert sorted(handle(queue, held[0]) + handle(queue, held[1])) == sorted(done)
-    acquire_all(queue, 2)  # forgets what the old divisions had handled
-    queue.advance("readers", "work", 0, Cursor(0))
-    assert set(handle(queue, held[0])) == {
-        task.sequence for task in tasks if partition_of(task.identifier, 2) == held[0].partition
-    }
+    queue.advance("readers", "work", 0, Cursor(0))  # a replay handles all, of this partition
+    assert handle(queue, held[0]) == [task.sequence for task in tasks if partition_of(task.identifier, 2) == 0]
+    assert handle(queue, held[1]) == []
+
+
+def test_an_advance_costs_the_same_after_any_number_of_them_under_an_open_snapshot(
+    own_queue: TaskQueue, own_dsn: str
+) -> None:
+    queue = own_queue
+    queue.push("work", ["a"])
+    held = acquire(queue, "me")
+    advance = f"taskq.advance_partition('readers', 'work', 0, {held.fence}, n - 1, n)"
+    call = f"SELECT {advance} FROM generate_series(%s::int, %s) n"
+
+    def pages(step: int) -> int:
+        row = queue.conn.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {call}".encode(), (step, step)).fetchone()
+        assert row is not None
+        read: int = row[0][0]["Plan"]["Shared Hit Blocks"]
+        return read
+
+    with connect(own_dsn) as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT FROM taskq.migrations")
+        pages(1)
+        before = pages(2)
+        queue.conn.execute(call.encode(), (3, 2000))
+        assert pages(2001) <= before + 20
 
 
 def test_a_change_is_refused_while_a_transaction_stores_progress_and_waits_for_none(

@@ -141,10 +141,8 @@ SELECT taskq.advance_partition('group', 'orders', (SELECT partition FROM lease),
 SELECT taskq.renew_partitions('group', 'orders', 'leader');
 SELECT * FROM taskq.partition_states('orders');
 SELECT * FROM taskq.browse_groups(10, 1000);
-SELECT taskq.handle_again('group', 'orders', NULL);
 SELECT * FROM taskq.skipped_events('group', 'orders', 10);
 SELECT taskq.release_partition('group', 'orders', (SELECT partition FROM lease), (SELECT fence FROM lease), NULL);
-SELECT taskq.rewind_group('group', 'orders', now());
 SELECT taskq.forget_group('group', 'orders');
 
 -- Stages, drains and streams

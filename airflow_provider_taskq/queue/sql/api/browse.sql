@@ -120,12 +120,12 @@ RETURNS TABLE ("group" text, topic text, partition int, place bigint, advanced t
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN QUERY
-    SELECT g.group_name, p.name, g.partition, g.cursor, g.advanced,
+    SELECT g.group_name, p.name, g.partition, a.cursor, a.advanced,
            (SELECT count(*) FROM (SELECT FROM taskq_internal.task t WHERE t.topic_id = g.topic_id
-                                  AND t.sequence > g.cursor
+                                  AND t.sequence > a.cursor
                                   ORDER BY t.sequence LIMIT greatest(p_cap, 0)) n)
     FROM taskq_internal.consumer_partition g JOIN taskq_internal.topic p ON p.topic_id = g.topic_id
-    WHERE g.cursor IS NOT NULL
+    CROSS JOIN LATERAL taskq_internal.latest_progress(g.group_name, g.topic_id, g.partition) a
     ORDER BY g.group_name, g.topic_id, g.partition LIMIT greatest(p_size, 0);
 END $$;
 COMMENT ON FUNCTION taskq.browse_groups IS

@@ -4,11 +4,13 @@
 -- under its fence, and the transaction that does so holds the partition's row until it ends. A program that acquires a
 -- partition skips a held row. If another member has acquired the partition, the transaction of the first member fails.
 --
+-- Progress is a row for each step, of which the newest counts: the update of one row would become slower with each step
+-- while an old snapshot is open. A transaction that stores progress has locked the row of the partition.
+--
 -- The division of a group (the number of its partitions, the level, the resolver) changes while no member holds a
 -- partition. The change locks all partitions and replaces them, so no lease of the old division is valid afterwards.
--- The new partitions begin at the first place that an old one has reached. What the others had handled after that place
--- is stored as the places that they had reached (consumer_group.handled), and is read by no partition again. So no task
--- is skipped or repeated. No function of this file waits for a member.
+-- The new partitions begin at the first place that an old one has reached, and skip what the others had handled after
+-- it (skipped_event). So no task is left out or repeated. No function of this file waits for a member.
 
 CREATE FUNCTION taskq.acquire_partition(
     p_group text, p_topic text, p_member text, p_lease interval, p_partitions int DEFAULT 1, p_level int DEFAULT NULL,
@@ -26,15 +28,14 @@ BEGIN
     INSERT INTO taskq_internal.consumer_group (group_name, topic_id, partitions, level, resolver)
     VALUES (p_group, v_topic_id, p_partitions, p_level, p_resolver) ON CONFLICT DO NOTHING;
     IF FOUND THEN
-        PERFORM taskq_internal.create_partitions(p_group, v_topic_id, p_partitions, NULL);
+        PERFORM taskq_internal.create_partitions(p_group, v_topic_id, p_partitions);
     END IF;
     SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
     IF NOT FOUND THEN  -- another transaction has just removed the group
         RETURN;
-    ELSIF (v_group.partitions, v_group.level, v_group.resolver) IS DISTINCT FROM (p_partitions, p_level, p_resolver) THEN
+    ELSIF (v_group.partitions, v_group.level, v_group.resolver)
+        IS DISTINCT FROM (p_partitions, p_level, p_resolver) THEN
         PERFORM taskq_internal.divide_group(p_group, v_topic_id, p_partitions, p_level, p_resolver);
-    ELSIF v_group.handled <> '[]' THEN
-        PERFORM taskq_internal.forget_handled(v_group);
     END IF;
     RETURN QUERY
     UPDATE taskq_internal.consumer_partition h SET fence = nextval('taskq_internal.fence'), member = p_member,
@@ -64,12 +65,10 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
-    PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = v_topic_id
-        AND h.member = p_member
-    ORDER BY h.partition FOR UPDATE;
     RETURN QUERY UPDATE taskq_internal.consumer_partition h SET lease_until = clock_timestamp() + h.lease
-                 WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.member = p_member
-                     AND h.fence IS NOT NULL
+                 WHERE h.fence = ANY (ARRAY(SELECT n.fence FROM taskq_internal.consumer_partition n
+                                            WHERE n.group_name = p_group AND n.topic_id = v_topic_id
+                                              AND n.member = p_member ORDER BY n.partition FOR UPDATE))
                  RETURNING h.fence;
 END $$;
 COMMENT ON FUNCTION taskq.renew_partitions IS
@@ -83,8 +82,8 @@ LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_after    bigint := coalesce((taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence)).cursor, 0);
     v_group    taskq_internal.consumer_group;
+    v_after    bigint;
     v_horizon  bigint;
     v_places   bigint[];
     v_seen     bigint;
@@ -93,6 +92,8 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ008', format(
             'group %L: invalid size %s: expected at least 1', p_group, p_size));
     END IF;
+    PERFORM taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
+    v_after := taskq_internal.place_of(p_group, v_topic_id, p_partition);
     SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
     PERFORM taskq_internal.check_log_read(p_partition, v_group.partitions, v_group.level);
     PERFORM taskq_internal.check_place(v_after);
@@ -103,15 +104,10 @@ BEGIN
           AND (v_group.partitions = 1 OR v_group.resolver IS NOT NULL
                OR taskq_internal.partition_of(t.identifier, v_group.partitions, v_group.level,
                        t.sequence) = p_partition)
-          AND (v_group.handled = '[]' OR NOT taskq_internal.was_handled(v_group.handled, t.identifier, t.sequence))
+          AND (SELECT true FROM taskq_internal.skipped_event s  -- not as a join, which could read all of them
+               WHERE s.topic_id = v_topic_id AND s.group_name = p_group AND s.sequence = t.sequence
+                 AND s.error IS NULL) IS NULL
         ORDER BY t.sequence LIMIT p_size);
-    RETURN QUERY SELECT t.sequence, t.identifier, t.payload, t.reference, v_after
-                 FROM taskq_internal.skipped_event s
-                 JOIN taskq_internal.task t ON t.topic_id = s.topic_id AND t.sequence = s.sequence
-                 WHERE s.group_name = p_group AND s.topic_id = v_topic_id AND s.again AND s.sequence <= v_after
-                   AND (v_group.resolver IS NOT NULL OR taskq_internal.partition_of(
-                       t.identifier, v_group.partitions, v_group.level, t.sequence) = p_partition)
-                 ORDER BY t.sequence LIMIT p_size;
     RETURN QUERY SELECT t.sequence, t.identifier, t.payload, t.reference, v_after FROM taskq_internal.task t
                  WHERE t.topic_id = v_topic_id AND t.sequence = ANY (v_places) ORDER BY t.sequence;
     IF cardinality(v_places) < p_size THEN
@@ -119,24 +115,22 @@ BEGIN
                                      WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
                                      ORDER BY t.sequence DESC LIMIT 1));
         IF cardinality(v_places) = 0 AND v_seen > v_after THEN
-            UPDATE taskq_internal.consumer_partition SET cursor = v_seen, advanced = clock_timestamp()
-            WHERE fence = p_fence;
+            PERFORM taskq_internal.store_progress(p_group, v_topic_id, p_partition, v_seen);
         END IF;
         RETURN QUERY SELECT v_seen, NULL, NULL::json, NULL, v_after;
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.read_partition IS
 'Returns up to p_size tasks that follow the progress of a partition, for the member that holds the partition under
-p_fence. The column after has the place to pass to advance_partition as p_after. Before them come up to p_size skipped
-tasks, at or before that place, that taskq.handle_again has marked. If fewer than p_size tasks follow, a last row
-without a task has the place up to which the call read the log. For a group with a resolver, the call returns the tasks
-of all partitions. Raises TQ001 for an unknown topic, TQ005 if the fence does not hold the partition, and TQ008 if
-p_size is below 1. Raises TQ000 above READ COMMITTED or on a standby.';
+p_fence. The column after has the place to pass to advance_partition as p_after. If fewer than p_size tasks follow, a
+last row without a task has the place up to which the call read the log. For a group with a resolver, the call returns
+the tasks of all partitions. Raises TQ001 for an unknown topic, TQ005 if the fence does not hold the partition, and
+TQ008 if p_size is below 1. Raises TQ000 above READ COMMITTED or on a standby.';
 
 CREATE FUNCTION taskq.advance_partition(
     p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint,
     p_error text DEFAULT NULL
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_partition taskq_internal.consumer_partition
@@ -144,33 +138,25 @@ DECLARE
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout',
                        least(ceil(extract(epoch FROM v_partition.lease) * 1000), 2147483647)::bigint::text, true);
-    IF p_cursor > p_after THEN
-        UPDATE taskq_internal.consumer_partition
-        SET cursor = p_cursor, advanced = clock_timestamp(), failed = NULL, error = NULL
-        WHERE fence = p_fence AND coalesce(cursor, 0) = p_after;
-        IF NOT FOUND THEN
-            RETURN false;
-        END IF;
+    IF NOT taskq_internal.store_progress(p_group, v_topic_id, p_partition, p_cursor, p_after) THEN
+        RETURN false;
+    END IF;
+    IF v_partition.failed IS NOT NULL THEN
+        UPDATE taskq_internal.consumer_partition SET failed = NULL, error = NULL WHERE fence = p_fence;
     END IF;
     IF p_error IS NOT NULL THEN
         INSERT INTO taskq_internal.skipped_event (group_name, topic_id, sequence, skipped, error)
         VALUES (p_group, v_topic_id, p_cursor, clock_timestamp(), left(p_error, 10000))
-        ON CONFLICT (topic_id, group_name, sequence)
-        DO UPDATE SET skipped = excluded.skipped, error = excluded.error, again = false;
-    ELSIF p_cursor <= p_after THEN
-        DELETE FROM taskq_internal.skipped_event
-        WHERE topic_id = v_topic_id AND group_name = p_group AND sequence = p_cursor;
+        ON CONFLICT (topic_id, group_name, sequence) DO UPDATE SET skipped = excluded.skipped, error = excluded.error;
     END IF;
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.advance_partition IS
 'Moves the progress of a partition from p_after to p_cursor, for the member that holds the partition under p_fence.
-With p_error, the member skips the task at p_cursor, and the group keeps the task''s sequence and the error. With a
-p_cursor at or before p_after the progress stays: the member has handled a skipped task again, which the group forgets,
-or with p_error keeps. Returns false and changes nothing if the progress is not at p_after. Until the calling transaction
-ends, no other member can acquire the partition. For this reason the server ends a session that is idle in this
-transaction for longer than the lease. Raises TQ001 for an unknown topic, and TQ005 if the fence does not hold the
-partition.';
+With p_error, the member skips the task at p_cursor, and the group keeps the task''s sequence and the error. Returns
+false and changes nothing if the progress is not at p_after. Until the calling transaction ends, no other member can
+acquire the partition. For this reason the server ends a session that is idle in this transaction for longer than the
+lease. Raises TQ001 for an unknown topic, and TQ005 if the fence does not hold the partition.';
 
 CREATE FUNCTION taskq.release_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text)
 RETURNS boolean LANGUAGE plpgsql AS $$
@@ -194,12 +180,13 @@ RETURNS TABLE (group_name text, topic text, partitions int, level int, resolver 
                failed timestamptz, error text)
 LANGUAGE sql STABLE AS $$
     SELECT r.group_name, p.name, r.partitions, r.level, r.resolver, h.partition, h.member, h.fence, h.lease_until,
-           coalesce(h.lease_until < clock_timestamp(), false), coalesce(h.cursor, 0),
+           coalesce(h.lease_until < clock_timestamp(), false), a.place,
            (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = r.topic_id
-            AND t.sequence > coalesce(h.cursor, 0) ORDER BY t.sequence LIMIT 1), h.failed, h.error
+            AND t.sequence > a.place ORDER BY t.sequence LIMIT 1), h.failed, h.error
     FROM taskq_internal.consumer_group r
     JOIN taskq_internal.topic p ON p.topic_id = r.topic_id
     JOIN taskq_internal.consumer_partition h ON h.group_name = r.group_name AND h.topic_id = r.topic_id
+    CROSS JOIN LATERAL taskq_internal.place_of(h.group_name, h.topic_id, h.partition) AS a (place)
     WHERE p_topic IS NULL OR p.name = p_topic
     ORDER BY r.group_name, p.name, h.partition
 $$;
@@ -215,6 +202,7 @@ DECLARE
 BEGIN
     DELETE FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group;
     DELETE FROM taskq_internal.consumer_partition WHERE topic_id = v_topic_id AND group_name = p_group;
+    DELETE FROM taskq_internal.consumer_progress WHERE topic_id = v_topic_id AND group_name = p_group;
     DELETE FROM taskq_internal.skipped_event WHERE topic_id = v_topic_id AND group_name = p_group;
     RETURN v_found;
 END $$;
@@ -222,70 +210,57 @@ COMMENT ON FUNCTION taskq.forget_group IS
 'Removes a consumer group of a topic and its progress. Returns false if the topic has neither the group nor any progress
 of it. Raises TQ001 for an unknown topic, and TQ003 if a member holds a partition or a transaction stores progress.';
 
-CREATE FUNCTION taskq.rewind_group(p_group text, p_topic text, p_moment timestamptz) RETURNS bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_place    bigint := taskq_internal.resolve(ARRAY[v_topic_id], p_moment, false) - 1;
-BEGIN
-    IF taskq_internal.lock_idle_group(p_group, v_topic_id) IS NULL OR v_place IS NULL THEN
-        RETURN NULL;
-    END IF;
-    UPDATE taskq_internal.consumer_partition SET cursor = v_place, advanced = clock_timestamp()
-    WHERE group_name = p_group AND topic_id = v_topic_id AND cursor > v_place;
-    UPDATE taskq_internal.consumer_group SET handled = (
-        SELECT jsonb_agg(jsonb_set(d, '{places}', (
-            SELECT jsonb_agg(least(n::bigint, v_place) ORDER BY i)
-            FROM jsonb_array_elements(d -> 'places') WITH ORDINALITY AS e (n, i))))
-        FROM jsonb_array_elements(handled) d)
-    WHERE group_name = p_group AND topic_id = v_topic_id AND handled <> '[]';
-    DELETE FROM taskq_internal.skipped_event
-    WHERE group_name = p_group AND topic_id = v_topic_id AND sequence > v_place;
-    RETURN v_place;
-END $$;
-COMMENT ON FUNCTION taskq.rewind_group IS
-'Moves the progress of a group back, so that it handles all tasks again that were pushed at or after a moment. Progress
-that is at an earlier place stays. Returns the place before the first of these tasks. Returns NULL and changes nothing
-if there is no such task, or if the group has no progress. Raises TQ001 for an unknown topic, and TQ003 if a member
-holds a partition or a transaction stores progress.';
-
 CREATE FUNCTION taskq.skipped_events(p_group text, p_topic text, p_size int DEFAULT 100)
-RETURNS TABLE (sequence bigint, identifier text, skipped timestamptz, error text, again boolean)
+RETURNS TABLE (sequence bigint, identifier text, skipped timestamptz, error text)
 LANGUAGE sql STABLE AS $$
-    SELECT s.sequence, t.identifier, s.skipped, s.error, s.again FROM taskq_internal.skipped_event s
+    SELECT s.sequence, t.identifier, s.skipped, s.error FROM taskq_internal.skipped_event s
     JOIN taskq_internal.task t ON t.topic_id = s.topic_id AND t.sequence = s.sequence
-    WHERE s.group_name = p_group
+    WHERE s.group_name = p_group AND s.error IS NOT NULL
       AND s.topic_id = (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = p_topic)
     ORDER BY s.sequence LIMIT greatest(p_size, 0)
 $$;
 COMMENT ON FUNCTION taskq.skipped_events IS
-'Returns up to p_size tasks that a group has skipped after the last retry, in order, with the error of that retry. The
-column again is true if the group is to handle the task again. Returns no row for an unknown topic.';
+'Returns up to p_size tasks that a group has skipped after the last retry, in order, with the error of that retry.
+Returns no row for an unknown topic.';
 
-CREATE FUNCTION taskq.handle_again(p_group text, p_topic text, p_sequences bigint[] DEFAULT NULL) RETURNS int
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_count    int;
-BEGIN
-    UPDATE taskq_internal.skipped_event SET again = true
-    WHERE group_name = p_group AND topic_id = v_topic_id
-      AND (p_sequences IS NULL OR sequence = ANY (p_sequences));
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
-END $$;
-COMMENT ON FUNCTION taskq.handle_again IS
-'Lets a group handle skipped tasks again: the named ones, or with p_sequences NULL all of them. Their member handles
-them before the next task of its partition, and so out of order. Returns their number. Raises TQ001 for an unknown
-topic.';
-
--- Creates the partitions of a division, without members.
-CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int, p_cursor bigint)
-RETURNS void LANGUAGE sql AS $$
-    INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition, cursor, advanced)
-    SELECT p_group, p_topic_id, n, p_cursor, clock_timestamp() FROM generate_series(0, p_partitions - 1) n
-    ON CONFLICT DO NOTHING  -- progress that taskq.advance stored before the group was created stays
+CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition)
+    SELECT p_group, p_topic_id, n FROM generate_series(0, p_partitions - 1) n ON CONFLICT DO NOTHING
 $$;
+
+-- Returns the newest progress of a partition. The scan begins there, and passes none of the rows that were replaced.
+CREATE FUNCTION taskq_internal.latest_progress(p_group text, p_topic_id int, p_partition int)
+RETURNS SETOF taskq_internal.consumer_progress LANGUAGE sql STABLE AS $$
+    SELECT * FROM taskq_internal.consumer_progress a
+    WHERE a.topic_id = p_topic_id AND a.group_name = p_group AND a.partition = p_partition
+    ORDER BY a.number DESC LIMIT 1
+$$;
+
+-- Returns the place that a partition has reached, 0 if it has no progress.
+CREATE FUNCTION taskq_internal.place_of(p_group text, p_topic_id int, p_partition int) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT a.cursor FROM taskq_internal.latest_progress(p_group, p_topic_id, p_partition) a), 0)
+$$;
+
+-- Stores the progress of a partition whose row this transaction has locked. Returns false and stores nothing if the
+-- progress is not at p_after.
+CREATE FUNCTION taskq_internal.store_progress(
+    p_group text, p_topic_id int, p_partition int, p_cursor bigint, p_after bigint DEFAULT NULL
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_old taskq_internal.consumer_progress;
+BEGIN
+    SELECT * INTO v_old FROM taskq_internal.latest_progress(p_group, p_topic_id, p_partition);
+    IF p_after <> coalesce(v_old.cursor, 0) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO taskq_internal.consumer_progress (topic_id, group_name, partition, cursor, advanced)
+    VALUES (p_topic_id, p_group, p_partition, p_cursor, clock_timestamp());
+    DELETE FROM taskq_internal.consumer_progress
+    WHERE topic_id = p_topic_id AND group_name = p_group AND partition = p_partition AND number = v_old.number;
+    RETURN true;
+END $$;
 
 -- Locks all partitions of a group until the transaction ends, and returns their places, or NULL if there is no
 -- partition. Raises TQ003 if a member holds one of them, or another transaction has locked one. Never waits.
@@ -299,7 +274,7 @@ DECLARE
     v_places bigint[];
 BEGIN
     SELECT array_agg(h.partition ORDER BY h.partition) FILTER (WHERE h.partition <> ALL (v_free)),
-           array_agg(coalesce(h.cursor, 0) ORDER BY h.partition)
+           array_agg(taskq_internal.place_of(p_group, p_topic_id, h.partition) ORDER BY h.partition)
     INTO v_busy, v_places
     FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = p_topic_id;
     IF v_busy IS NOT NULL THEN
@@ -330,32 +305,20 @@ BEGIN
                 ' know what they handled: run these to the end of the log, or rewind the group',
                 p_group, v_group.resolver));
         END IF;
-        v_group.handled := v_group.handled || jsonb_build_object('level', v_group.level, 'places', v_places);
+        INSERT INTO taskq_internal.skipped_event (group_name, topic_id, sequence)
+        SELECT p_group, p_topic_id, t.sequence FROM taskq_internal.task t
+        WHERE t.topic_id = p_topic_id AND t.sequence > v_first
+          AND t.sequence <= v_places[1 + taskq_internal.partition_of(
+              t.identifier, v_group.partitions, v_group.level, t.sequence)]
+        ON CONFLICT DO NOTHING;
     END IF;
-    UPDATE taskq_internal.consumer_group
-    SET partitions = p_partitions, level = p_level, resolver = p_resolver, handled = v_group.handled
+    UPDATE taskq_internal.consumer_group SET partitions = p_partitions, level = p_level, resolver = p_resolver
     WHERE group_name = p_group AND topic_id = p_topic_id;
     DELETE FROM taskq_internal.consumer_partition WHERE group_name = p_group AND topic_id = p_topic_id;
-    PERFORM taskq_internal.create_partitions(p_group, p_topic_id, p_partitions, v_first);
+    DELETE FROM taskq_internal.consumer_progress WHERE group_name = p_group AND topic_id = p_topic_id;
+    PERFORM taskq_internal.create_partitions(p_group, p_topic_id, p_partitions);
+    PERFORM taskq_internal.store_progress(p_group, p_topic_id, n, v_first) FROM generate_series(0, p_partitions - 1) n;
 END $$;
-
--- Forgets what earlier divisions of a group had handled, once all partitions have passed it.
-CREATE FUNCTION taskq_internal.forget_handled(p_group taskq_internal.consumer_group) RETURNS void LANGUAGE sql AS $$
-    UPDATE taskq_internal.consumer_group SET handled = '[]'
-    WHERE group_name = p_group.group_name AND topic_id = p_group.topic_id AND handled = p_group.handled
-      AND (SELECT max(n::bigint) FROM jsonb_path_query(p_group.handled, '$[*].places[*]') n)
-          <= (SELECT min(coalesce(h.cursor, 0)) FROM taskq_internal.consumer_partition h
-              WHERE h.group_name = p_group.group_name AND h.topic_id = p_group.topic_id)
-$$;
-
--- Returns whether a partition of an earlier division has handled a task.
-CREATE FUNCTION taskq_internal.was_handled(p_handled jsonb, p_identifier text, p_sequence bigint) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (
-        SELECT FROM jsonb_array_elements(p_handled) d
-        WHERE p_sequence <= (d -> 'places' -> taskq_internal.partition_of(
-            p_identifier, jsonb_array_length(d -> 'places'), (d ->> 'level')::int, p_sequence))::bigint)
-$$;
 
 -- Locks the partition that a member leases under p_fence until the transaction ends. Raises TQ005 if no lease has this
 -- fence.

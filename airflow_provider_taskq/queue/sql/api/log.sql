@@ -86,8 +86,7 @@ CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETU
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
-    RETURN (SELECT p.cursor FROM taskq_internal.consumer_partition p
-            WHERE p.group_name = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
+    RETURN (SELECT a.cursor FROM taskq_internal.latest_progress(p_group, v_topic_id, p_partition) a);
 END $$;
 COMMENT ON FUNCTION taskq.progress IS
 'Returns the place up to which a group has handled a partition of a topic. Returns NULL if the group has stored no
@@ -99,14 +98,23 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
     PERFORM taskq_internal.check_name('a group', p_group);
-    INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition, cursor, advanced)
-    VALUES (p_group, v_topic_id, p_partition, p_cursor, clock_timestamp())
-    ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
+    INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition)
+    VALUES (p_group, v_topic_id, p_partition)
+    ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET fence = NULL WHERE false;  -- only locks the row
+    IF p_cursor < taskq_internal.place_of(p_group, v_topic_id, p_partition) THEN
+        DELETE FROM taskq_internal.skipped_event s USING taskq_internal.consumer_group r, taskq_internal.task t
+        WHERE s.topic_id = v_topic_id AND s.group_name = p_group AND s.sequence > p_cursor
+          AND r.topic_id = v_topic_id AND r.group_name = p_group
+          AND t.topic_id = v_topic_id AND t.sequence = s.sequence
+          AND (r.resolver IS NOT NULL
+               OR taskq_internal.partition_of(t.identifier, r.partitions, r.level, t.sequence) = p_partition);
+    END IF;
+    PERFORM taskq_internal.store_progress(p_group, v_topic_id, p_partition, p_cursor);
 END $$;
 COMMENT ON FUNCTION taskq.advance IS
 'Stores the place up to which a group has handled a partition of a topic. With an earlier place the group reads the
-following tasks again. If another transaction stores this progress, the call waits for its end, and the later commit
-wins. The call also waits for a transaction that changes the division of the group or removes the group. Raises TQ001
+following tasks again, also those that it has skipped. If another transaction stores this progress, the call waits for
+its end, and the later commit wins. The call also waits for a transaction that changes the division of the group or removes the group. Raises TQ001
 for an unknown topic, and TQ008 for an invalid name.';
 
 -- Announces a push, with its floor and its time (internal/fronts.sql), before the transaction draws a number from

@@ -168,7 +168,8 @@ $$;
 -- Returns NULLs if the topic has no group.
 CREATE FUNCTION taskq_internal.slowest_group(p_topic_id int, OUT group_name text, OUT handled bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT h.group_name, coalesce(h.cursor, 0) FROM taskq_internal.consumer_partition h
+    SELECT h.group_name, taskq_internal.place_of(h.group_name, h.topic_id, h.partition)
+    FROM taskq_internal.consumer_partition h
     WHERE h.topic_id = p_topic_id ORDER BY 2, 1 LIMIT 1
 $$;
 

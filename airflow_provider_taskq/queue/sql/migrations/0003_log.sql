@@ -1,28 +1,23 @@
 -- The log: consumer groups with their partitions and progress; and handling times.
 
 -- Consumer groups, and how each divides the log among its partitions. If resolver is set, the programs of the group map
--- tasks to partitions by a function of this version. After a change of the division, handled has, for each earlier one,
--- its level and the places that its partitions had reached: [{"level": 1, "places": [17, 40]}].
+-- tasks to partitions by a function of this version.
 CREATE TABLE taskq_internal.consumer_group (
     group_name text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND octet_length(group_name) <= 2000),
     topic_id   int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
     partitions int NOT NULL CHECK (partitions BETWEEN 1 AND 1000),
     level      int CHECK (level >= 0),
     resolver   text CHECK (length(resolver) <= 1000),
-    handled    jsonb NOT NULL DEFAULT '[]',
     PRIMARY KEY (group_name, topic_id)
 );
 
--- The partitions of a group: their progress and their members. cursor is the place of the last task that the group has
--- handled, NULL if there is none. A partition without a fence has no member. After its lease has lapsed, another
--- program may acquire it under a new fence. A transaction that reads, advances or acquires a partition holds the row
--- until it ends. Programs that only store progress (taskq.advance) have rows here, and no row in consumer_group.
+-- The partitions of a group and their members. A partition without a fence has no member. After its lease has lapsed,
+-- another program may acquire it under a new fence. A transaction that reads, advances or acquires a partition holds
+-- the row until it ends. Programs that only store progress (taskq.advance) have rows here, and none in consumer_group.
 CREATE TABLE taskq_internal.consumer_partition (
     group_name  text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND octet_length(group_name) <= 2000),
     topic_id    int NOT NULL,
     partition   int NOT NULL CHECK (partition >= 0),
-    cursor      bigint,
-    advanced    timestamptz NOT NULL,
     fence       bigint UNIQUE,
     member      text CHECK (member ~ '\S' AND octet_length(member) <= 2000),
     lease       interval CHECK (lease > interval '0' AND lease <= interval '3650 days'),
@@ -32,14 +27,26 @@ CREATE TABLE taskq_internal.consumer_partition (
     PRIMARY KEY (group_name, topic_id, partition)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Events that a group has skipped after its last retry, with the error. A member handles them once more if again is set.
+-- The progress of a partition: the place of the last task that the group has handled. The row with the greatest number
+-- counts, and each step deletes the one before.
+CREATE TABLE taskq_internal.consumer_progress (
+    group_name text COLLATE "C" NOT NULL,
+    topic_id   int NOT NULL,
+    partition  int NOT NULL,
+    number     bigint GENERATED ALWAYS AS IDENTITY,
+    cursor     bigint NOT NULL,
+    advanced   timestamptz NOT NULL,
+    PRIMARY KEY (topic_id, group_name, partition, number)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- Events that a group skips: with an error after the last retry, and without one because an earlier division of the
+-- group has handled them.
 CREATE TABLE taskq_internal.skipped_event (
     group_name text COLLATE "C" NOT NULL,
     topic_id   int NOT NULL,
     sequence   bigint NOT NULL,
-    skipped    timestamptz NOT NULL,
-    error      text NOT NULL,
-    again      boolean NOT NULL DEFAULT false,
+    skipped    timestamptz,
+    error      text,
     PRIMARY KEY (topic_id, group_name, sequence)
 );
 
