@@ -136,7 +136,7 @@ def _claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: dateti
     """
     require_zone(since)
     found = queue.find_claimed(topic, owner, since)
-    counts = Counter(state for _, state in found)
+    counts = Counter(each.state for each in found)
     ordered = sorted(counts, reverse=True)
     parts = [f"{counts[state]:,} {'running' if state is State.ACTIVE else state.name.lower()}" for state in ordered]
     rest = claimed - len(found)
@@ -144,7 +144,7 @@ def _claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: dateti
         parts.append(f"{rest:,} given back to the topic, to be tried again, or removed")
     elif rest < 0:
         parts.append("with tasks of a later claim of the same owner")
-    tasks = queue.browse_tasks(topic, [sequence for sequence, _ in found[:MAX_CLAIMED_TASKS]])
+    tasks = queue.browse_tasks(topic, [each.sequence for each in found[:MAX_CLAIMED_TASKS]])
     return {
         "owner": owner,
         "claimed": claimed,

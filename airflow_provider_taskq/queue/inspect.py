@@ -404,8 +404,12 @@ class InspectMixin(FunctionCaller):
 
         :param patience: how long a due task, or a lapsed lease, may wait before it is a finding.
         """
-        found = self._report("health(%s::interval)", patience)
-        return [HealthFinding(**each._replace(severity=Severity.of(each.severity))._asdict()) for each in found]
+        found = self._rows(
+            "SELECT severity, subject, detail, value, pid, topic, sequence, owner, remedy"
+            " FROM taskq.health(%s::interval)",
+            (patience,),
+        )
+        return [HealthFinding(Severity.of(severity), *rest) for severity, *rest in found]
 
     def _report(self, call: LiteralString, *arguments: object) -> list[Row]:
         return self._fetch(report_row, f"SELECT * FROM taskq.{call}", arguments)  # noqa: S608  literals only

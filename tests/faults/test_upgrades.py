@@ -275,7 +275,8 @@ def answers(queue: TaskQueue) -> dict[str, str]:
     found = {}
     for name, call in {**verbs(queue), **further_verbs(queue)}.items():
         with queue.conn.transaction(force_rollback=True):
-            found[name] = re.sub(r"datetime\.timedelta\([^)]*\)|\d[\d.e-]*", "#", repr(call()))
+            answer = repr(call()).replace(", of_next_release=0", "")  # a row has all columns
+            found[name] = re.sub(r"datetime\.timedelta\([^)]*\)|\d[\d.e-]*", "#", answer)
             assert queue.conn.execute(PREPARED, prepare=False).rowcount == 0, name
     return found
 
