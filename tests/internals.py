@@ -172,8 +172,12 @@ def age_leases(conn: psycopg.Connection, by: timedelta, owner: str | None = None
 
 
 def age_upkeep(conn: psycopg.Connection, by: timedelta) -> None:
-    """Lets time pass for the installation, the upkeep of the past and the next one that is due."""
-    columns = {"upkeep": ("due", "called", "ended"), "retention_walk": ("restarts",)}
+    """Lets time pass for the installation, the upkeep of the past and the next one that is due, and for stages."""
+    columns = {
+        "upkeep": ("due", "called", "ended"),
+        "retention_walk": ("restarts",),
+        "stage": ("opened", "closed"),
+    }
     _move_back(conn, by, columns)
 
 

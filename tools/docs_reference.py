@@ -35,7 +35,7 @@ PLACE = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 SUBJECTS = (
     *("topics", "push", "poll", "leases", "upkeep", "complete", "read", "tasks", "watch", "history", "explain"),
     *("revive", "administration", "statistics", "health", "ticks", "log", "consumer_groups", "access"),
-    *("browse", "staged_decisions", "staged_pushes"),
+    *("browse", "drains", "stages"),
 )
 KINDS = ("producer", "consumer", "reader", "operator")
 OF_THE_OWNER = ("grant_access", "revoke_access")

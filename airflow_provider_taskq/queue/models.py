@@ -95,10 +95,8 @@ class LockKind(IntEnum):
     CLAIM_TIME = 0x7E44  # the same for a poll
     NAME = 0x7E45  # a named lock, while a transaction changes it
     TICKS = 0x7E46  # the ticks of a prefix
-    STAGE = 0x7E47  # a stage
-    PRUNE = 0x7E48  # the removal of stages of dead jobs
-    ROWS = 0x7E49  # the creation of rows that belong to the schema
-    INSTALL = 0x7E4A  # an installation or upgrade
+    ROWS = 0x7E47  # the creation of rows that belong to the schema
+    INSTALL = 0x7E48  # an installation or upgrade
 
 
 class Insertion(NamedEnum, StrEnum):

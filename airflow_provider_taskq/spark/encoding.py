@@ -15,7 +15,8 @@ from airflow_provider_taskq.spark.binary_copy import binary_rows
 from airflow_provider_taskq.spark.columns import json_of
 
 _COPY_DECISIONS = (
-    "COPY taskq.staged (stage, part, attempt, sequence, result, output, error, delay) FROM STDIN (FORMAT binary)"
+    "COPY taskq.staged (stage, part, attempt, sequence, result, output, error, delay, continued)"
+    " FROM STDIN (FORMAT binary)"
 )
 _COPY_TASKS = (
     "COPY taskq.staged_task (stage, part, attempt, place, parent, topic, identifier, payload, reference, suspended,"
@@ -117,6 +118,7 @@ def encode_decisions(batch: pa.RecordBatch, attempt: Attempt) -> Copy:
         _messages(optional(batch, "message"), sequences),
         _errors(optional(batch, "error"), sequences),
         _delays(optional(batch, "delay"), results, sequences),
+        optional(batch, "continued").cast(pa.bool_()),
     ]
     return _COPY_DECISIONS, binary_rows(columns)
 

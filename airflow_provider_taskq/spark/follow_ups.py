@@ -34,8 +34,6 @@ from airflow_provider_taskq.spark.encoding import (
     result_numbers,
 )
 
-# A consumer without the right to push may insert these columns only.
-_COPY_CONTINUED = "COPY taskq.staged_task (stage, part, attempt, place, parent, suspended) FROM STDIN (FORMAT binary)"
 _COPY_JUNCTIONS = (
     "COPY taskq.staged_junction (stage, part, attempt, parent, topic, groups, junction) FROM STDIN (FORMAT binary)"
 )
@@ -76,21 +74,11 @@ def follow_up(topic: str, task: TaskInput) -> dict[str, Any]:
 def decision_copies(batch: pa.RecordBatch, attempt: Attempt) -> list[Copy]:
     """Encode decisions with their follow-ups. Raises InvalidTask, which names the decided task, for an invalid one."""
     copies = [encode_decisions(batch, attempt)]
-    if any(optional(batch, name).null_count < batch.num_rows for name in ("continued", "push", "junctions")):
+    if any(optional(batch, name).null_count < batch.num_rows for name in ("push", "junctions")):
         success = pc.equal(result_numbers(batch), int(Result.SUCCESS))
-        continued = optional(batch, "continued").cast(pa.bool_())
-        # Other values are implied: see sql/api/staged_decisions.sql.
-        explicit = batch.filter(pc.fill_null(pc.not_equal(continued, success), False))
-        followed = batch.filter(pc.coalesce(continued, success))
-        copies += [*_continued(explicit, attempt), *_pushes(followed, attempt), *_junctions(followed, attempt)]
+        followed = batch.filter(pc.coalesce(optional(batch, "continued").cast(pa.bool_()), success))
+        copies += [*_pushes(followed, attempt), *_junctions(followed, attempt)]
     return copies
-
-
-def _continued(decisions: pa.RecordBatch, attempt: Attempt) -> Iterator[Copy]:
-    if count := decisions.num_rows:
-        parents = decisions.column("sequence").cast(pa.int64())
-        columns = [*attempt.columns(count), attempt.places(count), parents, decisions.column("continued")]
-        yield _COPY_CONTINUED, binary_rows(columns)
 
 
 def _pushes(decisions: pa.RecordBatch, attempt: Attempt) -> Iterator[Copy]:

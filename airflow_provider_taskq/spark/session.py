@@ -35,6 +35,7 @@ from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.transforms import TaskTransform
+from airflow_provider_taskq.spark.writers import close_stage
 from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 
 logger = logging.getLogger(__name__)
@@ -245,8 +246,7 @@ class DrainSession:
         Return the number of decided tasks, the number of pushed tasks, the decided tasks by result, and the number of
         decisions that the commit dropped.
         """
-        statement = "SELECT completed, pushed, results, returned FROM taskq.finish_stage(%s::uuid)"
-        ((done, pushed, results, returned),) = self.connection_info.fetch_all(statement, (stage,))
+        done, pushed, results, returned = close_stage(self.connection_info, stage)
         return done, pushed, {Result(number): count for number, count in enumerate(results) if count}, returned
 
     def defer_held_tasks(self, until: datetime | None) -> None:

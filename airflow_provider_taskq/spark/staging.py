@@ -27,7 +27,7 @@ QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
 Encode = Callable[[pa.RecordBatch, Attempt], Iterable[Copy]]
-Check = tuple[str, Sequence[object]]  # a statement, and its arguments
+Lease = tuple[str | None, int | None]  # the owner and the fence of a stage of decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ def query_id(context: TaskContext) -> str | None:
 
 
 def stage_rows(
-    connection_info: ConnectionInfo, batches: Iterable[pa.RecordBatch], encode: Encode, check: Check, attempt: Attempt
+    connection_info: ConnectionInfo, batches: Iterable[pa.RecordBatch], encode: Encode, lease: Lease, attempt: Attempt
 ) -> int:
     """Copy the rows of one attempt, on an executor, in one transaction for each batch, and return their number.
 
-    Each transaction ends with the check. No transaction is open while the next batch is computed. If there are no rows,
-    no connection is opened.
+    Each transaction ends with a check of the stage. No transaction is open while the next batch is computed. If there
+    are no rows, no connection is opened.
     """
     count = 0
     with ExitStack() as stack, translate_errors():
@@ -88,7 +88,7 @@ def stage_rows(
                 copies = encode(plain_batch(batch), attempt)  # an invalid row needs no connection
                 conn = conn or stack.enter_context(connection_info.connect_executor())
                 copy_rows(conn, copies)
-                conn.execute(check[0].encode(), check[1])
+                conn.execute("SELECT taskq.check_stage(%s::uuid, %s::text, %s::bigint)", (attempt.stage, *lease))
                 conn.commit()
                 count += batch.num_rows
     return count
@@ -106,11 +106,6 @@ def copy_rows(conn: psycopg.Connection[Any], copies: Iterable[Copy]) -> None:
 def successful_attempts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedAttempt]:
     """Return the attempts whose rows Spark commits. The message of an attempt without a result is None."""
     return [message for message in messages if isinstance(message, StagedAttempt)]
-
-
-def attempt_arrays(attempts: Sequence[StagedAttempt]) -> tuple[list[int], list[int], list[int]]:
-    """Return partitions, attempts and counts: the last arguments of the SQL functions that commit a stage."""
-    return [each.part for each in attempts], [each.attempt for each in attempts], [each.count for each in attempts]
 
 
 def begin_batch(conn: psycopg.Connection[Any], stream: str | None, batch: int, query: str | None) -> bool:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 from uuid import UUID, uuid4
 
-import psycopg
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, StructType
 
-from airflow_provider_taskq.queue import InvalidTask, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import Insertion, InvalidTask, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.columns import column_types
 from airflow_provider_taskq.spark.connection import ConnectionInfo
@@ -23,9 +22,8 @@ from airflow_provider_taskq.spark.encoding import Attempt, check_decision_column
 from airflow_provider_taskq.spark.follow_ups import decision_copies
 from airflow_provider_taskq.spark.options import HeldOptions, PushOptions
 from airflow_provider_taskq.spark.staging import (
-    Check,
+    Lease,
     StagedAttempt,
-    attempt_arrays,
     begin_batch,
     commit_with_retry,
     micro_batch,
@@ -46,33 +44,19 @@ class NewTasks:
     options: PushOptions
     encode = staticmethod(task_copies)
 
+    @property
+    def lease(self) -> Lease:
+        """No lease: a push belongs to no owner."""
+        return None, None
+
+    @property
+    def target(self) -> tuple[str | None, str]:
+        """The topic of all tasks, None if each names its own; and the insertion."""
+        return self.options.topic, self.options.insertion
+
     def check_columns(self, schema: StructType) -> None:
         """Check that these columns can be new tasks."""
         check_task_columns(column_types(schema), self.options.topic)
-
-    def open(self, conn: psycopg.Connection[Any]) -> str:
-        """Return the ID of the stage of a job."""
-        return str(_call(conn, "SELECT taskq.open_push()"))
-
-    def still_open(self, stage: str) -> Check:
-        """Return the last statement of a transaction that stages tasks."""
-        return "SELECT taskq.check_push(%s::uuid)", (stage,)
-
-    def commit(self, conn: psycopg.Connection[Any], stage: str, attempts: Sequence[StagedAttempt]) -> None:
-        """Push the tasks of these attempts."""
-        statement = "SELECT taskq.push_staged(%s::uuid, %s::text, %s::text, %s::int[], %s::bigint[], %s::bigint[])"
-        _call(conn, statement, stage, self.options.topic, self.options.insertion, *attempt_arrays(attempts))
-
-    def finish(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Delete the staged tasks, and notify the consumers of the topic."""
-        self.abandon(conn, stage)
-        conn.commit()
-        if self.options.topic is not None:
-            TaskQueue(conn).notify(self.options.topic)
-
-    def abandon(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Delete the staged tasks. If this fails, taskq_internal.prune_staged_tasks deletes them a day later."""
-        _call(conn, "SELECT taskq.abandon_push(%s::uuid)", stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +72,16 @@ class Decisions:
     options: HeldOptions
     encode = staticmethod(decision_copies)
 
+    @property
+    def lease(self) -> Lease:
+        """The owner and the fence under which it holds the tasks."""
+        return self.options.owner, self.options.fence
+
+    @property
+    def target(self) -> tuple[str | None, str]:
+        """Follow-ups name their own topics."""
+        return None, Insertion.APPEND
+
     def check_columns(self, schema: StructType) -> None:
         """Check that these columns can be decisions, and the structs in the column `push` new tasks."""
         check_decision_columns(column_types(schema))
@@ -100,42 +94,8 @@ class Decisions:
                     )
                 check_task_columns(column_types(element), None)
 
-    def open(self, conn: psycopg.Connection[Any]) -> str:
-        """Prune the stages of owners whose leases have ended, and return the ID of the stage of a job."""
-        _call(conn, "SELECT taskq.prune_stages()")
-        return str(_call(conn, "SELECT taskq.open_stage(%s::text, %s::bigint)", self.options.owner, self.options.fence))
-
-    def still_open(self, stage: str) -> Check:
-        """Return the last statement of a transaction that stages decisions: it fails if the lease is gone, too."""
-        arguments = (self.options.owner, self.options.fence, stage)
-        return "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)", arguments
-
-    def commit(self, conn: psycopg.Connection[Any], stage: str, attempts: Sequence[StagedAttempt]) -> None:
-        """Complete the tasks by the decisions of these attempts."""
-        statement = (
-            "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, %s::int[], %s::bigint[], %s::bigint[])"
-        )
-        _call(conn, statement, self.options.owner, self.options.fence, stage, *attempt_arrays(attempts))
-
-    def finish(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Notify the consumers of the follow-ups, and delete the staged rows. A drain does so itself."""
-        if self.options.stage is None:
-            _call(conn, "SELECT count(*) FROM taskq.finish_stage(%s::uuid)", stage)
-            self.abandon(conn, stage)  # of a micro-batch that was committed before, and is not now
-
-    def abandon(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Delete the staged rows. If this fails, taskq.prune_stages deletes them after the lease has ended."""
-        _call(conn, "SELECT taskq.abandon_stage(%s::uuid)", stage)
-
 
 Rows: TypeAlias = NewTasks | Decisions
-
-
-def _call(conn: psycopg.Connection[Any], statement: str, *arguments: object) -> Any:
-    """Call a function in the caller's transaction, and return its value."""
-    with translate_errors():
-        row = conn.execute(statement.encode(), arguments).fetchone()
-    return row[0] if row else None
 
 
 @dataclass(eq=False)
@@ -152,8 +112,8 @@ class BatchWriter(DataSourceArrowWriter):
         rows.check_columns(schema)
         stage = rows.options.stage if isinstance(rows.options, HeldOptions) else None
         if stage is None:
-            with connection_info.connect() as conn:
-                stage = rows.open(conn)
+            statement = "SELECT taskq.open_stage(%s::text, %s::bigint)::text"
+            ((stage,),) = connection_info.fetch_all(statement, rows.lease)
         return cls(rows, stage, connection_info)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
@@ -170,8 +130,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Delete the staged rows."""
-        with self.connection_info.connect() as conn:
-            self.rows.abandon(conn, self.stage)
+        close_stage(self.connection_info, self.stage)
 
 
 @dataclass(eq=False)
@@ -208,8 +167,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:  # noqa: ARG002
         """Delete the staged rows, if a message names their stage."""
         for staged in successful_attempts(messages)[:1]:
-            with self.connection_info.connect() as conn:
-                self.rows.abandon(conn, staged.stage)
+            close_stage(self.connection_info, staged.stage)
 
 
 def stage_partition(
@@ -222,7 +180,7 @@ def stage_partition(
 ) -> StagedAttempt:
     """Stage the rows of one partition, on an executor, and return the message that names them."""
     attempt = Attempt(UUID(stage), context.partitionId(), context.taskAttemptId())
-    count = stage_rows(connection_info, batches, rows.encode, rows.still_open(stage), attempt)
+    count = stage_rows(connection_info, batches, rows.encode, rows.lease, attempt)
     return StagedAttempt(attempt.part, attempt.number, count, stage, stream, query_id(context))
 
 
@@ -235,13 +193,31 @@ def commit_stage(
     batch: int | None = None,
 ) -> None:
     """Commit the rows of a stage in one transaction, and retry it; with `batch`, once for each batch of the stream."""
+    numbers = [[getattr(each, name) for each in attempts] for name in ("part", "attempt", "count")]
+    statement = (
+        b"SELECT taskq.commit_stage(%s::uuid, %s::int[], %s::bigint[], %s::bigint[], %s::text, %s::bigint, %s::text,"
+        b" %s::text)"
+    )
 
     def commit() -> None:
-        with connection_info.connect() as conn:
+        with connection_info.connect() as conn, translate_errors():
             query = attempts[0].query if attempts else None
             if batch is None or begin_batch(conn, stream, batch, query):
-                rows.commit(conn, stage, attempts)
-            conn.commit()
-            rows.finish(conn, stage)
+                conn.execute(statement, (stage, *numbers, *rows.lease, *rows.target))
+        if isinstance(rows.options, PushOptions) or rows.options.stage is None:  # a drain closes its stage itself
+            close_stage(connection_info, stage)
+        if (topic := rows.target[0]) is not None:
+            with connection_info.connect() as conn:
+                TaskQueue(conn).notify(topic)
 
     commit_with_retry(commit)
+
+
+def close_stage(connection_info: ConnectionInfo, stage: str) -> tuple[Any, ...]:
+    """Delete the staged rows, and notify the consumers of the topics that they name, if the stage was committed.
+
+    Return how many tasks it completed, how many follow-ups it pushed, how many tasks it completed with each result, and
+    how many decisions it dropped.
+    """
+    statement = "SELECT completed, pushed, results, returned FROM taskq.close_stage(%s::uuid)"
+    return connection_info.fetch_all(statement, (stage,))[0]

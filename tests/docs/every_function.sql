@@ -151,19 +151,15 @@ CREATE TEMP TABLE stage AS
     SELECT taskq.open_stage('worker-3', (SELECT fence FROM taskq.owner('worker-3')), 'NONE') AS id;
 INSERT INTO taskq.staged (stage, part, attempt, sequence, result)
     SELECT id, 0, 1, sequence, 3 FROM stage, taskq.held('worker-3', (SELECT fence FROM taskq.owner('worker-3')), 'orders');
-SELECT taskq.check_stage('worker-3', (SELECT fence FROM taskq.owner('worker-3')), (SELECT id FROM stage));
+SELECT taskq.check_stage((SELECT id FROM stage), 'worker-3', (SELECT fence FROM taskq.owner('worker-3')));
 SELECT taskq.count_staged((SELECT id FROM stage));
-SELECT taskq.complete_staged('worker-3', (SELECT fence FROM taskq.owner('worker-3')), (SELECT id FROM stage),
-    ARRAY[0], ARRAY[1], ARRAY[taskq.count_staged((SELECT id FROM stage))]);
-SELECT taskq.completed_in_stage((SELECT id FROM stage), ARRAY[1, 2, 3]);
-SELECT * FROM taskq.finish_stage((SELECT id FROM stage));
-SELECT taskq.abandon_stage((SELECT id FROM stage));
+SELECT taskq.commit_stage((SELECT id FROM stage), ARRAY[0], ARRAY[1], ARRAY[taskq.count_staged((SELECT id FROM stage))],
+    'worker-3', (SELECT fence FROM taskq.owner('worker-3')));
+SELECT * FROM taskq.close_stage((SELECT id FROM stage));
 SELECT taskq.prune_stages();
-CREATE TEMP TABLE pushes AS SELECT taskq.open_push() AS id;
+CREATE TEMP TABLE pushes AS SELECT taskq.open_stage() AS id;
 INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier) SELECT id, 0, 1, 0, 'customer-9' FROM pushes;
-SELECT taskq.check_push((SELECT id FROM pushes));
-SELECT taskq.push_staged((SELECT id FROM pushes), 'orders', 'APPEND', ARRAY[0], ARRAY[1], ARRAY[1]);
-SELECT taskq.abandon_push((SELECT id FROM pushes));
+SELECT taskq.commit_stage((SELECT id FROM pushes), ARRAY[0], ARRAY[1], ARRAY[1], p_topic => 'orders');
 SELECT taskq.begin_drain('drain-1', NULL, 'orders');
 SELECT taskq.end_drain('drain-1', NULL, '{"succeeded": 1}');
 SELECT * FROM taskq.find_drain('drain-1');

@@ -210,8 +210,8 @@ def complete_staged(queue: TaskQueue, owner: Owner, task: Task, result: Result, 
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, error) VALUES (%s, 0, 0, %s, %s, %s)",
         (stage, task.sequence, result, error),
     )
-    commit = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{0}', '{1}')"
-    queue.conn.execute(commit, (owner.name, owner.fence, stage))
+    commit = "SELECT taskq.commit_stage(%s, '{0}', '{0}', '{1}', %s, %s)"
+    queue.conn.execute(commit, (stage, owner.name, owner.fence))
 
 
 class Reader:

@@ -93,8 +93,8 @@ def install_ticks(queue: TaskQueue, _owner: Owner, texts: list[str]) -> None:
 
 STAGED_TASK = """INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier, payload, parent, topic)
     VALUES (%s, 0, 7, %s, %s, %s, %s, 'work')"""
-PUSH_STAGED = "SELECT taskq.push_staged(%s, 'work', 'APPEND', ARRAY[0], ARRAY[7::bigint], ARRAY[%s::bigint])"
-COMMIT = "SELECT taskq.complete_staged(%s, %s, %s, ARRAY[0], ARRAY[7::bigint], ARRAY[%s::bigint])"
+PUSH_STAGED = "SELECT taskq.commit_stage(%s, ARRAY[0], ARRAY[7::bigint], ARRAY[%s::bigint], p_topic => 'work')"
+COMMIT = "SELECT taskq.commit_stage(%s, ARRAY[0], ARRAY[7::bigint], ARRAY[%s::bigint], %s, %s)"
 
 
 def push_staged(queue: TaskQueue, _owner: Owner, texts: list[str]) -> None:
@@ -144,7 +144,7 @@ def stage_decisions(queue: TaskQueue, owner: Owner, outputs: dict[int, str]) -> 
 def complete_staged(queue: TaskQueue, owner: Owner, texts: list[str]) -> None:
     """Completes tasks as Spark's drain does."""
     outputs = dict(zip(hold(queue, owner, len(texts)), texts, strict=True))
-    queue.conn.execute(COMMIT, (owner.name, owner.fence, stage_decisions(queue, owner, outputs), len(texts)))
+    queue.conn.execute(COMMIT, (stage_decisions(queue, owner, outputs), len(texts), owner.name, owner.fence))
 
 
 def follow_up(queue: TaskQueue, owner: Owner, texts: list[str]) -> None:
@@ -153,7 +153,7 @@ def follow_up(queue: TaskQueue, owner: Owner, texts: list[str]) -> None:
     stage = stage_decisions(queue, owner, {})
     for place, text in enumerate(texts):
         queue.conn.execute(STAGED_TASK, (stage, place, f"task {place}", text, parent))
-    queue.conn.execute(COMMIT, (owner.name, owner.fence, stage, 1))
+    queue.conn.execute(COMMIT, (stage, 1, owner.name, owner.fence))
 
 
 WAYS = {
@@ -212,21 +212,6 @@ def test_sql_takes_json_that_some_client_cannot_read(queue: TaskQueue, text: str
 def test_a_payload_above_the_limit_of_its_topic_is_refused_for_that(queue: TaskQueue, owner: Owner) -> None:
     with pytest.raises(psycopg.Error, match="position 1: its payload has 300000 bytes"):
         push(queue, owner, ["1", "[" * 300_000])
-
-
-@pytest.mark.slow
-def test_a_large_stage_of_decisions_refuses_an_output_that_not_every_client_can_read(
-    queue: TaskQueue, owner: Owner
-) -> None:
-    """More than 50,000 decisions are completed by one statement."""
-    queue.push_stream("work", map(str, range(50_001)))
-    assert queue.claim("work", owner, 50_001) == 50_001
-    task = queue.page("work", size=2)[1]
-    stage = stage_decisions(queue, owner, {task.sequence: r'"\u0000"'})
-    with pytest.raises(psycopg.Error, match=f"sequence {task.sequence} holds a NUL") as refusal:
-        queue.conn.execute(COMMIT, (owner.name, owner.fence, stage, 50_001))
-    assert refusal.value.sqlstate == "TQ002"
-    assert queue.count("work")["work"].keys() == {State.ACTIVE}
 
 
 def test_dependencies_nested_too_deeply_to_parse_are_an_invalid_task(queue: TaskQueue) -> None:

@@ -13,10 +13,10 @@ from tests.queue.conftest import states, task_in
 pytestmark = pytest.mark.promise("A push notifies at its commit, if the policy of the topic has `notify`")
 
 # The arrays of taskq.staged_task that a Spark executor fills, and the push by its driver.
-STAGED = """WITH stage AS (SELECT taskq.open_push() AS stage)
+STAGED = """WITH stage AS (SELECT taskq.open_stage() AS stage)
     INSERT INTO taskq.staged_task (stage, part, attempt, place, topic, identifier)
     SELECT stage, 0, 0, 0, 'work', 'a' FROM stage RETURNING stage"""
-PUSH_STAGED = "SELECT taskq.push_staged(%s::uuid, NULL, 'APPEND', '{0}', '{0}', '{1}')"
+PUSH_STAGED = "SELECT taskq.commit_stage(%s::uuid, '{0}', '{0}', '{1}')"
 
 
 def push_staged(queue: TaskQueue) -> None:

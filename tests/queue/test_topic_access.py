@@ -133,12 +133,12 @@ def contents(queue: TaskQueue) -> list[tuple[Any, ...]]:
 
 def push_staged(queue: TaskQueue, topic: str, named: str | None, insertion: str = "APPEND") -> None:
     """Pushes a task as Spark does, to one topic or to the topic that it names."""
-    [(stage,)] = run(queue, "SELECT taskq.open_push()")
+    [(stage,)] = run(queue, "SELECT taskq.open_stage()")
     queue.conn.execute(
         "INSERT INTO taskq.staged_task (stage, part, attempt, place, topic, identifier) VALUES (%s, 0, 1, 0, %s, 'a')",
         (stage, topic),
     )
-    run(queue, "SELECT taskq.push_staged(%s, %s, %s, '{0}', '{1}', '{1}')", stage, named, insertion)
+    run(queue, "SELECT taskq.commit_stage(%s, '{0}', '{1}', '{1}', NULL, NULL, %s, %s)", stage, named, insertion)
 
 
 @pytest.mark.parametrize("by_task", [False, True], ids=["to one topic", "to the topics of the tasks"])
@@ -200,7 +200,7 @@ def stage_decision(queue: TaskQueue, stage: UUID, task: Task, result: Result = R
     )
 
 
-COMMIT = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')"
+COMMIT = "SELECT taskq.commit_stage(%s, '{0}', '{1}', '{1}', %s, %s)"
 
 
 def test_a_consumer_of_a_topic_cannot_use_the_owner_of_another_role(queue: TaskQueue, limited: Limited) -> None:
@@ -217,8 +217,8 @@ def test_a_consumer_of_a_topic_cannot_use_the_owner_of_another_role(queue: TaskQ
         lambda queue: run(queue, "SELECT * FROM taskq.held_bounds(%s, %s, NULL, 4)", *key),
         lambda queue: run(queue, "SELECT * FROM taskq.held_slice(%s, %s, NULL, 0, 99)", *key),
         lambda queue: run(queue, "SELECT taskq.open_stage(%s, %s)", *key),
-        lambda queue: run(queue, "SELECT taskq.check_stage(%s, %s, %s)", *key, uuid4()),
-        lambda queue: run(queue, "SELECT taskq.complete_staged(%s, %s, %s, '{}', '{}', '{}')", *key, uuid4()),
+        lambda queue: run(queue, "SELECT taskq.check_stage(%s, %s, %s)", uuid4(), *key),
+        lambda queue: run(queue, "SELECT taskq.commit_stage(%s, '{}', '{}', '{}', %s, %s)", uuid4(), *key),
         lambda queue: run(queue, "SELECT taskq.defer_held_tasks(%s, %s)", *key),
     ):
         with pytest.raises(LeaseLost, match=f"another role than {consumer.name}[.] .* ALTER ROLE {consumer.name} SET"):
@@ -271,17 +271,15 @@ def test_a_consumer_of_a_topic_cannot_complete_by_the_sequence_of_another_topic(
     stage = consumer.does(lambda queue: open_stage(queue, mine))
     consumer.does(lambda queue: stage_decision(queue, stage, task, Result.FAILURE))
     with pytest.raises(NotHeld):
-        consumer.runs(COMMIT, mine.name, mine.fence, stage)
+        consumer.runs(COMMIT, stage, mine.name, mine.fence)
     assert contents(queue) == before
 
 
 STAGE_CALLS = {
     "count_staged": "SELECT taskq.count_staged(%(stage)s)",
-    "completed_in_stage": "SELECT taskq.completed_in_stage(%(stage)s, '{1}')",
-    "abandon_stage": "SELECT taskq.abandon_stage(%(stage)s)",
-    "finish_stage": "SELECT * FROM taskq.finish_stage(%(stage)s)",
-    "check_stage": "SELECT taskq.check_stage(%(owner)s, %(fence)s, %(stage)s)",
-    "complete_staged": "SELECT taskq.complete_staged(%(owner)s, %(fence)s, %(stage)s, '{}', '{}', '{}')",
+    "close_stage": "SELECT * FROM taskq.close_stage(%(stage)s)",
+    "check_stage": "SELECT taskq.check_stage(%(stage)s, %(owner)s, %(fence)s)",
+    "commit_stage": "SELECT taskq.commit_stage(%(stage)s, '{}', '{}', '{}', %(owner)s, %(fence)s)",
 }
 
 
@@ -302,9 +300,9 @@ def test_a_consumer_of_a_topic_cannot_use_the_stage_of_another_role(
 
     is_refused()
     assert run(queue, "SELECT taskq.count_staged(%s)", stage) == [(1,)]
-    assert run(queue, COMMIT, theirs.name, theirs.fence, stage) == [(1,)]
+    assert run(queue, COMMIT, stage, theirs.name, theirs.fence) == [(1,)]
     is_refused()
-    assert run(queue, "SELECT completed FROM taskq.finish_stage(%s)", stage) == [(1,)]
+    assert run(queue, "SELECT completed FROM taskq.close_stage(%s)", stage) == [(1,)]
 
 
 def test_rows_that_another_role_adds_to_a_stage_fail_its_commit_and_change_nothing(
@@ -316,15 +314,15 @@ def test_rows_that_another_role_adds_to_a_stage_fail_its_commit_and_change_nothi
     limited("consumer").does(lambda queue: stage_decision(queue, stage, task, Result.FAILURE))
     before = contents(queue)
     with pytest.raises(psycopg.Error) as error, queue.conn.transaction():
-        queue.conn.execute(COMMIT, (theirs.name, theirs.fence, stage))
+        queue.conn.execute(COMMIT, (stage, theirs.name, theirs.fence))
     assert error.value.sqlstate == "TQ007"
     assert contents(queue) == before
 
 
 PUSH_CALLS = {
-    "check_push": "SELECT taskq.check_push(%s)",
-    "abandon_push": "SELECT taskq.abandon_push(%s)",
-    "push_staged": "SELECT taskq.push_staged(%s, 'orders', 'APPEND', '{}', '{}', '{}')",
+    "check_stage": "SELECT taskq.check_stage(%s)",
+    "close_stage": "SELECT taskq.close_stage(%s)",
+    "commit_stage": "SELECT taskq.commit_stage(%s, '{}', '{}', '{}', p_topic => 'orders')",
 }
 
 
@@ -335,17 +333,17 @@ def test_a_producer_of_a_topic_cannot_use_the_staged_push_of_another_role(
 ) -> None:
     """The driver of a stream opens no stage: its executors do."""
     theirs, producer = limited("producer", topics=["invoices"]), limited("producer")
-    stage = theirs.runs("SELECT taskq.open_push()")[0][0] if opened == "by the driver" else uuid4()
+    stage = theirs.runs("SELECT taskq.open_stage()")[0][0] if opened == "by the driver" else uuid4()
     row = "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier) VALUES (%s, 0, 1, 0, 'a')"
     theirs.does(lambda queue: queue.conn.execute(row, (stage,)))
-    theirs.runs("SELECT taskq.check_push(%s)", stage)
+    theirs.runs("SELECT taskq.check_stage(%s)", stage)
     with pytest.raises(Denied, match="opened by another role"):
         producer.runs(PUSH_CALLS[call], stage)
-    push = "SELECT taskq.push_staged(%s, 'invoices', 'APPEND', '{0}', '{1}', '{1}')"
+    push = "SELECT taskq.commit_stage(%s, '{0}', '{1}', '{1}', p_topic => 'invoices')"
     assert theirs.runs(push, stage) == theirs.runs(push, stage) == [(1,)]
     with pytest.raises(Denied, match="opened by another role"):
         producer.runs(PUSH_CALLS[call], stage)
-    assert theirs.runs("SELECT taskq.abandon_push(%s)", stage) == [(1,)]
+    assert theirs.runs("SELECT completed FROM taskq.close_stage(%s)", stage) == [(1,)]
 
 
 FOLLOW_UPS = {
@@ -365,7 +363,7 @@ def test_follow_ups_of_a_decision_reach_no_other_topic(queue: TaskQueue, limited
     worker.does(lambda queue: stage_decision(queue, stage, task))
     worker.does(lambda queue: queue.conn.execute(FOLLOW_UPS[follow_up], (stage, task.sequence)))
     with pytest.raises(Denied, match="topic 'invoices'"):
-        worker.runs(COMMIT, mine.name, mine.fence, stage)
+        worker.runs(COMMIT, stage, mine.name, mine.fence)
     assert contents(queue) == before
     assert queue.held(mine) == [task]
 
@@ -392,23 +390,17 @@ OWN_OWNER = "uses only an owner that its own role registered"
 NO_TASK = "reads no task and no topic"
 ENDS_DUE = "changes only what is due by the rules of the owner of the schema, whichever role calls it"
 WITHOUT_TOPIC = {
-    "abandon_push": OWN_STAGE,
-    "abandon_stage": OWN_STAGE,
-    "check_push": OWN_STAGE,
     "check_stage": OWN_STAGE,
     "complete": OWN_OWNER,
-    "complete_staged": OWN_STAGE,
-    "completed_in_stage": OWN_STAGE,
+    "close_stage": OWN_STAGE,
     "count_staged": OWN_STAGE,
     "defer_held_tasks": OWN_OWNER,
-    "finish_stage": OWN_STAGE,
     "format_duration": NO_TASK,
     "draw_fence": OWN_OWNER,
     "heartbeat": OWN_OWNER,
     "is_worker_active": NO_TASK,
     "maintain": ENDS_DUE,
     "max_claim": OWN_OWNER,
-    "open_push": "opens a stage without tasks",
     "open_stage": OWN_OWNER,
     "prune_stages": ENDS_DUE,
     "register": OWN_OWNER,
@@ -488,7 +480,7 @@ def test_every_function_for_limited_roles_refuses_another_topic(
         assert len(made) > 5
         return
     reached.pop("notify", None)  # any role can send a notification
-    reached.pop("push_staged", None)  # pushes nothing here, as it names no stage; tested above
+    reached.pop("commit_stage", None)  # pushes nothing here, as it names no stage; tested above
     if kind == "consumer":
         assert reached.pop("held") == []  # the owner of the role holds no such task
     if kind == "consumer" and topic is None:  # all topics of the tasks that the owner of the role holds
@@ -636,9 +628,9 @@ def test_a_new_role_does_not_get_the_access_of_a_dropped_role_of_its_name(
         role.is_revoked("consumer")
     else:
         upgrade(queue)
-    query = """SELECT kind FROM (VALUES ('producer', 'taskq.open_push()'), ('consumer', 'taskq.prune_stages()'),
-                   ('reader', 'taskq.audit_trail(text, bigint, int, text)'), ('operator', 'taskq.forget_worker(text)'))
-                   AS f (kind, function)
+    query = """SELECT kind FROM (VALUES ('producer', 'taskq.first_pushed(text, bigint)'),
+                   ('consumer', 'taskq.prune_stages()'), ('reader', 'taskq.audit_trail(text, bigint, int, text)'),
+                   ('operator', 'taskq.forget_worker(text)')) AS f (kind, function)
                WHERE has_function_privilege(%s, to_regprocedure(function), 'EXECUTE')"""
     assert run(queue, query, role.name) == ([("producer",)] if change == "grant" else [])
 

@@ -9,12 +9,12 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, Owner, TaskQueue
+from airflow_provider_taskq.queue.errors import translate_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_taskq.spark import DrainResult
-    from airflow_provider_taskq.spark.writers import Decisions
 
 Connection = psycopg.Connection[Any]
 Push = Callable[[int], list[int]]
@@ -66,13 +66,11 @@ def wait_until(conn: Connection, question: str, process: Any = None) -> None:
         time.sleep(0.01)  # between two checks
 
 
-def decisions_of(owner: Owner) -> "Decisions":
-    """The decisions of an owner, whose lease has the fence."""
-    from airflow_provider_taskq.spark.options import HeldOptions
-    from airflow_provider_taskq.spark.writers import Decisions
-
-    options = {"mode": "complete", "owner": owner.name, "fence": str(owner.fence)}
-    return Decisions(HeldOptions.parse(options, "complete"))
+def open_stage(conn: Connection, owner: Owner) -> str:
+    """Opens a stage for the decisions of an owner."""
+    with translate_errors():
+        opened = conn.execute("SELECT taskq.open_stage(%s, %s)::text", (owner.name, owner.fence))
+    return str(opened.fetchall()[0][0])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Staged decisions are committed once, all together, by the current owner (sql/api/staged_decisions.sql)."""
+"""Staged decisions are committed once, all together, by the current owner (sql/api/stages.sql)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -28,7 +28,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.session import describe_error, queue_error
 from tests.queue.conftest import await_lock_wait, known, until
-from tests.spark.conftest import NUMBER, Complete, Connection, Held, Tasks, decisions_of, staged, states
+from tests.spark.conftest import NUMBER, Complete, Connection, Held, Tasks, open_stage, staged, states
 
 pytestmark = pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all")
 
@@ -47,8 +47,7 @@ class Stage:
     def __init__(self, conn: Connection, owner: Owner) -> None:
         self.conn = conn
         self.owner = owner
-        self.rows = decisions_of(owner)
-        self.id = self.rows.open(conn)
+        self.id = open_stage(conn, owner)
 
     def put(self, part: int, attempt: int, decisions: dict[int, int], note: str = "", by: Any = None) -> None:
         """Stages decisions in a session."""
@@ -61,21 +60,21 @@ class Stage:
     def check(self, by: Connection) -> None:
         """Ends an attempt, before its session commits."""
         with translate_errors():
-            by.execute("SELECT taskq.check_stage(%s, %s, %s)", (self.owner.name, self.owner.fence, self.id))
+            by.execute("SELECT taskq.check_stage(%s, %s, %s)", (self.id, self.owner.name, self.owner.fence))
 
     def complete(self, won: dict[tuple[int, int], int], by: Any = None) -> int:
         """Commits the decisions of the attempts that have succeeded, which reported these numbers."""
         parts, attempts = [part for part, _ in won], [attempt for _, attempt in won]
         with translate_errors():
             found = (by or self.conn).execute(
-                "SELECT taskq.complete_staged(%s, %s, %s, %s::int[], %s::bigint[], %s::bigint[])",
-                (self.owner.name, self.owner.fence, self.id, parts, attempts, list(won.values())),
+                "SELECT taskq.commit_stage(%s, %s::int[], %s::bigint[], %s::bigint[], %s, %s)",
+                (self.id, parts, attempts, list(won.values()), self.owner.name, self.owner.fence),
             )
         return int(found.fetchall()[0][0])
 
-    def finish(self) -> list[Any]:
-        """Forgets the rows of a committed stage, and returns what was committed."""
-        return self.conn.execute("SELECT completed, pushed, results FROM taskq.finish_stage(%s)", (self.id,)).fetchall()
+    def close(self) -> list[Any]:
+        """Removes the rows of the stage, and returns what was committed."""
+        return self.conn.execute("SELECT completed, pushed, results FROM taskq.close_stage(%s)", (self.id,)).fetchall()
 
 
 @pytest.fixture
@@ -91,8 +90,6 @@ def test_only_successful_attempts_count(
     stage.put(0, 1, {a: 0, b: 0}, "lost")
     stage.put(0, 2, {a: 3, b: 2}, "won")
     stage.put(1, 3, {c: 3}, "won")
-    assert stage.finish() == []
-    assert staged(conn) == 5
     assert stage.complete({(0, 2): 2, (1, 3): 1}) == 3
     assert states(queue) == {"SUCCEEDED": 2, "FILTERED": 1, "ACTIVE": 1}
     task = queue.task("work", a)
@@ -101,7 +98,7 @@ def test_only_successful_attempts_count(
     assert [task.sequence for task in queue.held(owner)] == [d]
     queue.release(owner)
     assert stage.complete({(0, 2): 2, (1, 3): 1}) == 3, "a repeated commit returns the same, also after the lease"
-    assert stage.finish() == [(3, 0, [0, 0, 1, 2])]
+    assert stage.close() == [(3, 0, [0, 0, 1, 2])]
     assert staged(conn) == 0
 
 
@@ -142,7 +139,7 @@ def test_two_results_of_one_task_merge_to_the_first(stage: Stage, queue: TaskQue
         (State.SUCCEEDED, "first part"),
     ]
     for _ in range(2):  # the second time, as a driver whose first answer was lost
-        assert stage.finish() == [(3, 0, [1, 0, 1, 1])]
+        assert stage.close() == [(3, 0, [1, 0, 1, 1])]
 
 
 @pytest.mark.promise("Held tasks are read again with the same rows, in partitions of nearly equal size")
@@ -204,7 +201,7 @@ def test_an_attempt_that_ends_during_the_commit_leaves_nothing_and_is_not_counte
         until(lambda: done.done() or conn.execute(waiting, (driver.info.backend_pid,)).fetchone() is not None)
         late.commit()
         assert done.result(60) == 4
-    assert stage.finish() == [(4, 0, [0, 0, 0, 4])]
+    assert stage.close() == [(4, 0, [0, 0, 0, 4])]
     assert staged(conn) == 0
 
 
@@ -220,7 +217,7 @@ def test_an_attempt_that_ends_during_the_commit_is_refused(
         driver.commit()
         with pytest.raises(TaskQueueError, match="was committed"):
             checked.result(60)
-    stage.rows.abandon(conn, stage.id)
+    stage.close()
     assert staged(conn) == 0
 
 
@@ -233,7 +230,7 @@ def test_a_hanging_attempt_delays_no_commit_and_is_deleted_with_the_lease(
         stage.put(0, 2, dict.fromkeys(sequences, 0), by=still)
         stage.check(still)
         assert stage.complete({(0, 1): 4}) == 4
-        stage.rows.abandon(conn, stage.id)
+        stage.close()
         still.commit()
     assert states(queue) == {"SUCCEEDED": 4}
     assert staged(conn) == 4

@@ -140,7 +140,7 @@ def held_up(dsn: str, when: str, gate: Path, process: subprocess.Popen[bytes]) -
             blocker.execute("SELECT FROM taskq.staged FOR UPDATE")
         if when != "before":
             gate.touch()
-            wait_until(conn, BLOCKED.format("complete_staged" if when == "during" else "finish_stage"), process)
+            wait_until(conn, BLOCKED.format("commit_stage" if when == "during" else "close_stage"), process)
         yield
 
 

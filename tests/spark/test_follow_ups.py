@@ -29,10 +29,12 @@ from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task
 from airflow_provider_taskq.spark.encoding import Attempt, Copy
 from airflow_provider_taskq.spark.follow_ups import decision_copies
+from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.staging import copy_rows
+from airflow_provider_taskq.spark.writers import Decisions
 from airflow_provider_taskq.worker import Batch, Composite
 from tests.roles import logged_in
-from tests.spark.conftest import NUMBER, Connection, Drained, Push, decisions_of, names, staged
+from tests.spark.conftest import NUMBER, Connection, Drained, Push, names, open_stage, staged
 
 pytestmark = pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all")
 
@@ -50,20 +52,15 @@ def put(conn: Connection, stage: str, attempt: int, rows: list[tuple[int, int, b
     """Stages decisions of part 0 (sequence, result, continued), each with a follow-up named after try and task."""
     for place, (sequence, result, continued) in enumerate(rows):
         conn.execute(
-            "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, %s, %s, %s)",
-            (stage, attempt, sequence, result),
+            "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, continued)"
+            " VALUES (%s, 0, %s, %s, %s, %s)",
+            (stage, attempt, sequence, result, continued),
         )
         conn.execute(
             "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, topic, identifier)"
             " VALUES (%s, 0, %s, %s, %s, 'next', %s)",
-            (stage, attempt, 2 * place, sequence, f"{attempt}-{sequence}"),
+            (stage, attempt, place, sequence, f"{attempt}-{sequence}"),
         )
-        if continued is not None:
-            conn.execute(
-                "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, suspended)"
-                " VALUES (%s, 0, %s, %s, %s, %s)",
-                (stage, attempt, 2 * place + 1, sequence, continued),
-            )
 
 
 def copies(stage: str, attempt: int, decision: dict[str, Any]) -> list[Copy]:
@@ -74,8 +71,8 @@ def copies(stage: str, attempt: int, decision: dict[str, Any]) -> list[Copy]:
 def complete_stage(conn: Connection, owner: Owner, stage: str, attempt: int, count: int) -> None:
     with translate_errors():
         conn.execute(
-            "SELECT taskq.complete_staged(%s, %s, %s, '{0}', %s::bigint[], %s::bigint[])",
-            (owner.name, owner.fence, stage, [attempt], [count]),
+            "SELECT taskq.commit_stage(%s, '{0}', %s::bigint[], %s::bigint[], %s, %s)",
+            (stage, [attempt], [count], owner.name, owner.fence),
         )
 
 
@@ -83,30 +80,29 @@ def test_only_follow_ups_of_continued_tasks_of_the_successful_attempt_are_pushed
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     a, b, c = sequences
-    stage = decisions_of(owner).open(conn)
+    stage = open_stage(conn, owner)
     put(conn, stage, 1, [(a, 3, None), (b, 3, None), (c, 3, None)])
     put(conn, stage, 2, [(a, 3, None), (b, 2, None), (c, 2, True)])
     for _ in range(2):  # the second time, as a driver whose first answer was lost
         complete_stage(conn, owner, stage, 2, 3)
     assert names(queue, "next") == [f"2-{a}", f"2-{c}"]
-    assert conn.execute("SELECT pushed FROM taskq.finish_stage(%s)", (stage,)).fetchall() == [(2,)]
+    assert conn.execute("SELECT pushed FROM taskq.close_stage(%s)", (stage,)).fetchall() == [(2,)]
     assert staged(conn) == 0
 
 
 def test_follow_ups_staged_during_the_commit_are_refused(
     conn: Connection, dsn: str, owner: Owner, sequences: list[int]
 ) -> None:
-    stage = decisions_of(owner).open(conn)
+    stage = open_stage(conn, owner)
     put(conn, stage, 1, [(sequences[0], 3, None)])
     pushed = '[{"topic": "next", "identifier": "late"}]'
-    statement, arguments = decisions_of(owner).still_open(stage)
     with connect(dsn) as late:
         copy_rows(late, copies(stage, 2, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed}))
         complete_stage(conn, owner, stage, 1, 1)
         with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
-            late.execute(statement.encode(), arguments)
+            late.execute("SELECT taskq.check_stage(%s, %s, %s)", (stage, owner.name, owner.fence))
         late.rollback()
-    assert conn.execute("SELECT pushed FROM taskq.finish_stage(%s)", (stage,)).fetchall() == [(1,)]
+    assert conn.execute("SELECT pushed FROM taskq.close_stage(%s)", (stage,)).fetchall() == [(1,)]
 
 
 @pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
@@ -133,7 +129,7 @@ NEW = {"topic": "next", "identifier": "b"}
 def test_the_payload_of_a_follow_up_is_an_object_or_json_text(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int], payload: Any, dump: Any
 ) -> None:
-    stage = decisions_of(owner).open(conn)
+    stage = open_stage(conn, owner)
     pushed = dump([{**NEW, "payload": payload}])
     copy_rows(conn, copies(stage, 1, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed}))
     complete_stage(conn, owner, stage, 1, 1)
@@ -173,17 +169,18 @@ def test_a_follow_up_that_cannot_be_staged_is_named_by_its_task(follow_up: dict[
         ),
     ],
 )
-def test_the_structs_of_new_tasks_are_checked_before_the_job(owner: Owner, push: DataType, words: str) -> None:
+def test_the_structs_of_new_tasks_are_checked_before_the_job(push: DataType, words: str) -> None:
+    rows = Decisions(HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete"))
     schema = StructType().add("sequence", "long").add("result", "string")
     with pytest.raises(InvalidTask, match=words):
-        decisions_of(owner).check_columns(schema.add("push", ArrayType(push)))
+        rows.check_columns(schema.add("push", ArrayType(push)))
 
 
 def test_follow_ups_of_a_task_decided_twice_need_both_decisions_continued(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     a, b, c = sequences
-    stage = decisions_of(owner).open(conn)
+    stage = open_stage(conn, owner)
     twice = [(a, 3, None), (a, 0, None), (b, 3, None), (b, 3, False), (c, 3, None), (c, 2, True)]
     put(conn, stage, 1, twice)
     complete_stage(conn, owner, stage, 1, 6)
@@ -208,7 +205,7 @@ def test_a_follow_up_that_breaks_a_rule_refuses_all(
     error: type[Exception],
     words: str,
 ) -> None:
-    stage = decisions_of(owner).open(conn)
+    stage = open_stage(conn, owner)
     put(conn, stage, 1, [(sequences[0], 3, None)])
     conn.execute(f"UPDATE taskq.staged_task SET {column} = %s".encode(), (value,))
     with pytest.raises(error, match=words):

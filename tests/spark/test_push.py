@@ -22,7 +22,7 @@ from airflow_provider_taskq.spark.options import PushOptions
 from airflow_provider_taskq.spark.session import describe_error, queue_error
 from airflow_provider_taskq.spark.staging import StagedAttempt, stage_rows, task_context
 from airflow_provider_taskq.spark.writers import BatchWriter, NewTasks, commit_stage
-from tests.internals import interrupted, ttls
+from tests.internals import age_upkeep, ttls
 from tests.queue.conftest import everything
 from tests.roles import logged_in
 from tests.spark.conftest import Connection, names, staged
@@ -56,7 +56,7 @@ def push_rows(dsn: str) -> PushRows:
         wanted = {"topic": "work", **options}
         given = {name: value for name, value in wanted.items() if value}
         batch = pa.RecordBatch.from_pylist(rows) if isinstance(rows, list) else rows
-        [(stage,)] = info.fetch_all("SELECT taskq.open_push()::text")
+        [(stage,)] = info.fetch_all("SELECT taskq.open_stage()::text")
         writer = BatchWriter(NewTasks(PushOptions.parse({"mode": "push", **given})), stage, info)
         try:
             count = stage_batch(info, stage, batch)
@@ -71,7 +71,7 @@ def push_rows(dsn: str) -> PushRows:
 
 def stage_batch(info: ConnectionInfo, stage: str, batch: pa.RecordBatch) -> int:
     """Stages one batch as partition 0."""
-    return stage_rows(info, [batch], task_copies, WORK.still_open(stage), Attempt(UUID(stage), 0, 1))
+    return stage_rows(info, [batch], task_copies, WORK.lease, Attempt(UUID(stage), 0, 1))
 
 
 def test_rows_become_tasks_in_the_order_of_their_partitions(
@@ -325,32 +325,22 @@ def test_rows_lost_in_a_server_crash_are_detected(dsn: str, queue: TaskQueue) ->
     assert names(queue) == []
 
 
-def test_a_stage_that_is_pruned_during_its_push_pushes_nothing(dsn: str, conn: Connection, queue: TaskQueue) -> None:
-    """Prunes as expire() does after a day, when the first chunk has been pushed."""
-    stage = uuid4()
-    prune = "IF NEW.identifier = '0' THEN DELETE FROM taskq.staged_task; END IF;"
-    conn.execute(
-        "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier)"
-        " SELECT %s, 0, 1, g, g::text FROM generate_series(0, 19999) g",
-        (stage,),
-    )
-    conn.commit()
-    removed = pytest.raises(TaskQueueError, match="was removed while it was pushed: run the job again")
-    with interrupted(conn, "push", prune), removed:
-        commit_stage(ConnectionInfo.resolve(dsn), WORK, str(stage), [StagedAttempt(0, 1, 20_000)])
-    assert names(queue) == []
-
-
 def test_the_staged_tasks_of_dead_drivers_are_pruned_after_a_day(conn: Connection, queue: TaskQueue) -> None:
-    fresh, old = str(uuid4()), str(uuid4())
     ghost = queue.register("ghost")
-    held = conn.execute("SELECT taskq.open_stage('ghost', %s)::text", (ghost.fence,)).fetchall()[0][0]
-    for stage, age in ((fresh, "23 hours"), (old, "25 hours"), (held, "25 hours")):
+
+    def stage_rows(owner: str = "") -> str:
+        [(stage,)] = conn.execute(f"SELECT taskq.open_stage({owner})::text".encode()).fetchall()
         conn.execute(
-            "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier, staged)"
-            " SELECT %s, 0, 1, g, 'x', now() - %s::interval FROM generate_series(0, 2) g",
-            (stage, age),
+            "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier)"
+            " SELECT %s, 0, 1, g, 'x' FROM generate_series(0, 2) g",
+            (stage,),
         )
+        return str(stage)
+
+    _old, held = stage_rows(), stage_rows(f"'ghost', {ghost.fence}")
+    age_upkeep(conn, timedelta(hours=2))
+    fresh = stage_rows()
+    age_upkeep(conn, timedelta(hours=23))
     queue.expire()
     left = "SELECT DISTINCT stage::text FROM taskq.staged_task"
     assert {stage for (stage,) in conn.execute(left).fetchall()} == {fresh, held}
@@ -363,7 +353,7 @@ def test_the_staged_tasks_of_dead_drivers_are_pruned_after_a_day(conn: Connectio
 def test_a_producer_may_push_from_spark_and_read_nothing(conn: Connection, dsn: str, queue: TaskQueue) -> None:
     with logged_in(conn, dsn, "producer") as producer:
         info = ConnectionInfo.resolve(producer)
-        [(stage,)] = info.fetch_all("SELECT taskq.open_push()::text")
+        [(stage,)] = info.fetch_all("SELECT taskq.open_stage()::text")
         attempt = StagedAttempt(0, 1, stage_batch(info, stage, pa.record_batch({"identifier": ["a", "b"]})))
         commit_stage(info, WORK, stage, [attempt], "a stream", 0)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -375,7 +365,7 @@ def test_a_producer_may_push_from_spark_and_read_nothing(conn: Connection, dsn: 
 
 def test_an_attempt_that_ends_after_its_job_leaves_nothing(dsn: str, conn: Connection) -> None:
     info = ConnectionInfo.resolve(dsn)
-    stage = conn.execute("SELECT taskq.open_push()::text").fetchall()[0][0]
+    stage = conn.execute("SELECT taskq.open_stage()::text").fetchall()[0][0]
     BatchWriter(WORK, stage, info).abort([])
     with pytest.raises(TaskQueueError, match="was committed or abandoned"):
         stage_batch(info, stage, pa.record_batch({"identifier": ["late"]}))

@@ -55,11 +55,11 @@ def test_a_stream_of_decisions_killed_after_a_commit_ends_each_task_once(
     with connect(dsn) as task, connect(dsn) as stage:
         hold_a_task_of_the_second_batch(task)
         with killed_at_the_end(command, python_environment) as driver:
-            wait_until(conn, WAITING.format("complete_staged"), driver)
+            wait_until(conn, WAITING.format("commit_stage"), driver)
             assert states(queue) == {"ACTIVE": 5, "SUCCEEDED": 2, "FILTERED": 3}
             stage.execute("SELECT FROM taskq.staged FOR UPDATE")  # what the driver forgets after its commit
             task.rollback()
-            wait_until(conn, WAITING.format("finish_stage"), driver)
+            wait_until(conn, WAITING.format("close_stage"), driver)
     wait_until(conn, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'the driver'")
     assert states(queue) == {"SUCCEEDED": 5, "FILTERED": 5}
     assert noted_batches(tmp_path / "checkpoint") == ["0"]
@@ -109,7 +109,7 @@ PATIENCE = max(600.0, SECONDS)
 
 COPIED = "SELECT coalesce(max(sequence), 0) FROM taskq.newest('copies', 1)"
 COMMITTING = (
-    "SELECT count(*) > 0 FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.push_staged%'"
+    "SELECT count(*) > 0 FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.commit_stage%'"
 )
 BY_TOPIC = "SELECT identifier, sequence, payload::text AS payload FROM taskq.task_info WHERE topic = '{}'"
 TASK = "identifier, payload"

@@ -192,4 +192,4 @@ def test_a_reader_may_read_tasks_and_nothing_else(conn: Connection, dsn: str, mi
         info = ConnectionInfo.resolve(role)
         assert info.fetch_all("SELECT taskq.log_end('work', 0, 3)") == [(mixed[2],)]
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            info.fetch_all("SELECT taskq.open_push()")
+            info.fetch_all("SELECT taskq.open_stage()")

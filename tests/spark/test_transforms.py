@@ -144,7 +144,7 @@ def rows(**columns: Any) -> list[list[bytes | None]]:
 def test_a_decision_becomes_a_row() -> None:
     columns = {"message": pa.array(['{"a":"x,\\"y"}']), "error": pa.array(["no\nluck"])}
     numbers = [STAGE, struct.pack(">i", 3), struct.pack(">q", 5), struct.pack(">q", 7), struct.pack(">h", 3)]
-    assert rows(**columns) == [[*numbers, b'{"a":"x,\\"y"}', b"no\nluck", None]]
+    assert rows(**columns) == [[*numbers, b'{"a":"x,\\"y"}', b"no\nluck", None, None]]
 
 
 @pytest.mark.parametrize(("name", "number"), [("FAILURE", 0), ("SUSPENSION", 1), ("FILTER", 2), ("SUCCESS", 3)])

@@ -16,16 +16,14 @@ CREATE VIEW taskq.privileges AS
 SELECT k.kind, f.function, l.by_topic
 FROM (VALUES
     ('producer', true,
-     'push offer offer_many lock_offers drop first_pushed open_push check_push push_staged abandon_push
-      install_ticks last_tick'),
-    ('producer consumer', true, 'notify'),
+     'push offer offer_many lock_offers drop first_pushed install_ticks last_tick'),
+    ('producer consumer', true, 'notify open_stage check_stage commit_stage close_stage'),
     ('producer consumer reader', true, 'topics policy'),
     ('producer consumer', false, 'begin_stream_batch'),
     ('consumer', true,
      'register take_over heartbeat draw_fence release held max_claim poll poll_batch claim has_unclaimed watch
-      junction release_groups_once complete exchange held_bounds held_slice open_stage check_stage complete_staged
-      claim_batch defer_held_tasks count_staged completed_in_stage finish_stage abandon_stage prune_stages expire
-      maintain advance acquire_partition renew_partitions read_partition advance_partition release_partition
+      junction release_groups_once complete exchange held_bounds held_slice claim_batch
+      defer_held_tasks count_staged prune_stages expire maintain advance acquire_partition renew_partitions read_partition advance_partition release_partition
       record_handling_times begin_drain end_drain'),
     ('consumer reader', true,
      'owner owners ready ready_many topic_status watch_tasks task events log_end log_bounds log_slice progress
@@ -133,10 +131,6 @@ BEGIN
         FROM granted g JOIN taskq.privileges r ON r.kind = g.kind AND (g.every_topic OR r.by_topic)
         JOIN pg_proc p ON p.proname = r.function AND p.pronamespace = 'taskq'::regnamespace
         UNION SELECT 'INSERT ON taskq.staged, taskq.staged_junction' FROM granted WHERE kind IN ('consumer', 'operator')
-        -- Such a row tells whether a decision is continued (taskq_internal.apply_follow_ups). Without the columns of a
-        -- task it pushes nothing.
-        UNION SELECT 'INSERT (stage, part, attempt, place, parent, suspended) ON taskq.staged_task'
-        FROM granted WHERE kind IN ('consumer', 'operator')
         UNION SELECT 'INSERT ON taskq.staged_task' FROM granted WHERE kind IN ('producer', 'operator')
         UNION SELECT g.rights || ' ON taskq.every_topic' FROM granted g WHERE g.every_topic
         UNION SELECT 'SELECT ON ' || c.oid::regclass  -- the first two may be missing, as readable views are optional
@@ -204,13 +198,14 @@ CREATE FUNCTION taskq_internal.may_act_as(p_registered_by name) RETURNS boolean 
     SELECT p_registered_by = taskq_internal.acting_role() OR taskq_internal.may_access(NULL, 'UPDATE')
 $$;
 
--- Raises insufficient_privilege if another role opened a stage, unless the calling role has p_right on every topic.
--- The number of a stage is not secret: it stands in options, plans and logs of jobs.
-CREATE FUNCTION taskq_internal.check_stage_access(p_stage uuid, p_right text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+-- Raises insufficient_privilege if another role opened a stage, unless the calling role may consume every topic, or for
+-- a push may push to every topic. The number of a stage is not secret: it stands in options, plans and logs of jobs.
+CREATE FUNCTION taskq_internal.check_stage_access(p_stage uuid) RETURNS void LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    IF EXISTS (SELECT FROM taskq_internal.stage s WHERE s.stage = p_stage
-               AND s.opened_by <> taskq_internal.acting_role())
-        AND NOT taskq_internal.may_access(NULL, p_right) THEN
+    IF EXISTS (SELECT FROM taskq_internal.stage s
+               WHERE s.stage = p_stage AND s.opened_by <> taskq_internal.acting_role()
+                 AND NOT has_table_privilege(taskq_internal.acting_role(), 'taskq.every_topic',
+                                             CASE WHEN s.fence IS NULL THEN 'INSERT' ELSE 'UPDATE' END)) THEN
         PERFORM taskq_internal.raise_error('42501', format(
             'stage %s was opened by another role than %I, which is limited to topics', p_stage,
             taskq_internal.acting_role()));

@@ -10,16 +10,16 @@ CREATE UNLOGGED TABLE taskq.staged (
     result   smallint NOT NULL,
     output   text,
     error    text,
-    delay    interval
+    delay    interval,
+    continued boolean              -- whether follow-ups are applied; NULL: those of a SUCCESS are
 );
 COMMENT ON TABLE taskq.staged IS
-'Decisions that the executors of a distributed job stage by COPY. taskq.complete_staged commits them. Roles may only
-insert rows.';
+'Decisions that the executors of a distributed job stage by COPY. taskq.commit_stage commits them. Roles may only insert
+rows.';
 CREATE INDEX staged_stage ON taskq.staged (stage, part, attempt);
 
--- Stages of decisions and pushes, from their opening on. A stream opens no stage: its first executor does. The row of a
--- committed stage stays for at least a day, so that a driver that repeats its commit gets the same answer and changes
--- nothing.
+-- Stages of decisions and pushes, from their opening on. The row of a stage stays for at least a day, so that a driver
+-- that repeats its commit gets the same answer and changes nothing.
 CREATE TABLE taskq_internal.stage (
     stage     uuid PRIMARY KEY,
     fence     bigint,                          -- the fence of the stage's owner; NULL for a push
@@ -32,7 +32,7 @@ CREATE TABLE taskq_internal.stage (
     results   bigint[],                        -- how many tasks were completed with each result, from FAILURE on
     pushed    bigint,                          -- how many tasks the follow-ups of these decisions pushed
     returned  bigint,                          -- how many decisions the commit dropped, whose tasks come back later
-    committed timestamptz                      -- NULL until the commit
+    closed    timestamptz                      -- when it was committed or abandoned
 );
 
 -- Held tasks without a decision, which the owner does not read again in later rounds. The table is unlogged: after a
@@ -65,7 +65,6 @@ CREATE UNLOGGED TABLE taskq.staged_task (
     parent       bigint,           -- the decided task that this task follows; NULL for a plain push
     priority     int,
     suspended    boolean,
-    staged       timestamptz NOT NULL DEFAULT now(),  -- finds the rows of dead drivers
     available_at timestamptz,
     delay        interval,
     ttl          interval,
@@ -76,8 +75,8 @@ CREATE UNLOGGED TABLE taskq.staged_task (
     depends_on   text              -- a JSON list of pairs of topic and identifier
 );
 COMMENT ON TABLE taskq.staged_task IS
-'Tasks that the executors of a distributed job stage by COPY. taskq.push_staged or taskq.complete_staged commits them.
-Roles may only insert rows.';
+'Tasks that the executors of a distributed job stage by COPY. taskq.commit_stage commits them. Roles may only insert
+rows.';
 CREATE INDEX staged_task_stage ON taskq.staged_task (stage, part, attempt, place);
 
 -- Junctions that follow a decided task.
@@ -91,7 +90,7 @@ CREATE UNLOGGED TABLE taskq.staged_junction (
     junction text NOT NULL
 );
 COMMENT ON TABLE taskq.staged_junction IS
-'Junctions that follow staged decisions. taskq.complete_staged carries them out. Roles may only insert rows.';
+'Junctions that follow staged decisions. taskq.commit_stage carries them out. Roles may only insert rows.';
 CREATE INDEX staged_junction_stage ON taskq.staged_junction (stage, part, attempt);
 
 -- The last batch of each stream. A stream that repeats a batch commits nothing.
