@@ -32,7 +32,6 @@ _TABLES = (
     "taskq_internal.owner",
     "taskq.staged",
     "taskq_internal.stage",
-    "taskq_internal.deferred_task",
     "taskq.staged_task",
     "taskq.staged_junction",
     "taskq_internal.stream",

@@ -152,7 +152,7 @@ def test_ranges_have_nearly_equal_sizes_without_deferred_and_later_tasks(
     queue.push("other", ["x"])
     queue.poll("other", owner)
     assert queue.claim("work", owner, 2) == 2
-    assert conn.execute("SELECT taskq.defer_held_tasks(%s, %s)", (owner.name, owner.fence)).fetchall() == [(3,)]
+    conn.execute("SELECT taskq.defer_held_tasks(%s, %s)", (owner.name, owner.fence))
     assert queue.claim("work", owner, 8) == 8
     [(now,)] = conn.execute("SELECT clock_timestamp()").fetchall()
     assert queue.claim("work", owner, 5) == 5

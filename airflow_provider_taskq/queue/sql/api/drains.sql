@@ -12,14 +12,15 @@ SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_cu
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id END;
-    v_deferred bigint[] := ARRAY(SELECT d.sequence FROM taskq_internal.deferred_task d WHERE d.fence = p_fence);
+    v_since    timestamptz := coalesce(
+        (SELECT deferred_until FROM taskq_internal.owner WHERE owner_id = v_owner_id), '-infinity');
+    v_until    timestamptz := coalesce(p_until, 'infinity');
     v_left     bigint;
     v_size     bigint;
 BEGIN
     SELECT count(*) INTO v_left FROM taskq_internal.live l
     WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
-      AND (p_until IS NULL OR l.polled <= p_until)
-      AND (cardinality(v_deferred) = 0 OR l.sequence <> ALL (v_deferred));
+      AND l.polled > v_since AND l.polled <= v_until;
     high := -1;
     FOR v_parts IN REVERSE p_parts .. 1 LOOP
         EXIT WHEN v_left <= 0;
@@ -27,8 +28,7 @@ BEGIN
         SELECT min(n.sequence), max(n.sequence), count(*) INTO low, high, size
         FROM (SELECT l.sequence FROM taskq_internal.live l
               WHERE l.holder = v_owner_id AND l.sequence > high AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
-                AND (p_until IS NULL OR l.polled <= p_until)
-                AND (cardinality(v_deferred) = 0 OR l.sequence <> ALL (v_deferred))
+                AND l.polled > v_since AND l.polled <= v_until
               ORDER BY l.sequence LIMIT v_size) n;
         EXIT WHEN size = 0;
         RETURN NEXT;
@@ -53,11 +53,10 @@ LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable
 SET enable_hashjoin = off SET enable_sort = off SET plan_cache_mode = force_custom_plan SET work_mem = '32MB' AS $$
 #variable_conflict use_column
 DECLARE
-    v_owner_id bigint;
-    v_topic    record;
-    v_deferred bigint[];
+    v_owner taskq_internal.owner;
+    v_topic record;
 BEGIN
-    SELECT owner_id INTO v_owner_id FROM taskq_internal.owner
+    SELECT * INTO v_owner FROM taskq_internal.owner
     WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by);
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
@@ -65,20 +64,18 @@ BEGIN
     IF p_topic IS NOT NULL THEN
         PERFORM taskq_internal.accessible_topic(p_topic, 'UPDATE');
     END IF;
-    v_deferred := ARRAY(SELECT d.sequence FROM taskq_internal.deferred_task d
-                        WHERE d.fence = p_fence AND d.sequence BETWEEN p_low AND p_high);
     FOR v_topic IN SELECT p.topic_id, p.name FROM taskq_internal.topic p
                    WHERE p.name = p_topic
                       OR p_topic IS NULL AND p.topic_id IN (SELECT l.topic_id FROM taskq_internal.live l
-                              WHERE l.holder = v_owner_id)
+                              WHERE l.holder = v_owner.owner_id)
                    ORDER BY p.topic_id LOOP
         RETURN QUERY
         SELECT t.sequence, v_topic.name, t.identifier, t.payload::text, t.reference, l.attempt, l.redelivered,
                t.priority::int, t.created, l.available_at
         FROM (SELECT * FROM taskq_internal.live
-              WHERE holder = v_owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = v_topic.topic_id
-                AND (p_until IS NULL OR polled <= p_until)
-                AND (cardinality(v_deferred) = 0 OR sequence <> ALL (v_deferred))) l
+              WHERE holder = v_owner.owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = v_topic.topic_id
+                AND polled > coalesce(v_owner.deferred_until, '-infinity')
+                AND polled <= coalesce(p_until, 'infinity')) l
         JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = v_topic.topic_id AND sequence BETWEEN p_low
               AND p_high) t USING (sequence)
         ORDER BY t.sequence;
@@ -90,23 +87,19 @@ sequences. With p_topic NULL it returns the tasks of all topics. With p_until it
 claimed later. Leaves out deferred tasks. Every call returns the same tasks until the owner completes them. Raises TQ005
 if the owner has no lease under p_fence, and TQ001 for an unknown topic.';
 
-CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint, p_until timestamptz DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
-DECLARE
-    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
-    v_count    bigint;
+CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint, p_until timestamptz DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO taskq_internal.deferred_task (fence, sequence)
-    SELECT p_fence, l.sequence FROM taskq_internal.live l
-    WHERE l.holder = v_owner_id AND (p_until IS NULL OR l.polled <= p_until)
-    ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
+    UPDATE taskq_internal.owner SET deferred_until = coalesce(p_until, clock_timestamp())
+    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by);
+    IF NOT FOUND THEN
+        PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
+    END IF;
 END $$;
 COMMENT ON FUNCTION taskq.defer_held_tasks IS
 'Defers the tasks that an owner holds: they stay held until the lease ends, and later reads leave them out. So the owner
 reads a task without a decision once in a lease. With p_until it leaves out the tasks that the owner claimed later.
-Returns how many tasks it newly deferred. Raises TQ005 if the owner has no lease under p_fence.';
+Raises TQ005 if the owner has no lease under p_fence.';
 
 CREATE FUNCTION taskq.claim_batch(p_topic text, p_owner text, p_fence bigint, p_size int, p_condition text) RETURNS int
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$

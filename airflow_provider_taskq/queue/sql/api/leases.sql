@@ -21,7 +21,8 @@ BEGIN
             taskq_internal.acting_role())
     ON CONFLICT (name) DO UPDATE SET  -- a new fence: other owners may have drawn greater ones during the wait
         fence = nextval('taskq_internal.fence'), claim_fence = NULL, lease = p_lease,
-        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = excluded.registered_by
+        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = excluded.registered_by,
+        deferred_until = NULL
     WHERE taskq_internal.may_act_as(o.registered_by)
     RETURNING o.* INTO v_owner;
     IF NOT FOUND THEN
@@ -54,7 +55,7 @@ BEGIN
     UPDATE taskq_internal.owner o SET
         fence = nextval('taskq_internal.fence'), claim_fence = p_claim, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(),
-            registered_by = taskq_internal.acting_role()
+        registered_by = taskq_internal.acting_role(), deferred_until = NULL
     WHERE o.name = p_owner AND o.fence IS NOT NULL AND (o.fence = p_claim OR o.claim_fence = p_claim)
       AND taskq_internal.may_act_as(o.registered_by)
     RETURNING o.* INTO v_owner;
@@ -137,13 +138,13 @@ BEGIN
         RETURN 0;
     END IF;
     IF p_crashed THEN
-        v_count := taskq_internal.give_back(v_owner_id, ARRAY(SELECT d.sequence FROM taskq_internal.deferred_task d
-                                                              WHERE d.fence = p_fence), NULL)
+        v_count := taskq_internal.give_back(v_owner_id, ARRAY(SELECT l.sequence FROM taskq_internal.live l
+                                                              WHERE l.holder = v_owner_id
+                                                                AND taskq_internal.is_deferred(l)), NULL)
                  + taskq_internal.count_crash(ARRAY[v_owner_id]);
     ELSE
         v_count := taskq_internal.give_back(v_owner_id, NULL, NULL);
     END IF;
-    DELETE FROM taskq_internal.deferred_task WHERE fence = p_fence;
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.release IS
@@ -415,17 +416,14 @@ CREATE FUNCTION taskq_internal.max_claim(p_holder bigint) RETURNS int
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
     RETURN (SELECT min(l.max_claim) FROM taskq_internal.live l
-            WHERE l.holder = p_holder AND NOT taskq_internal.is_deferred(p_holder, l.sequence));
+            WHERE l.holder = p_holder AND NOT taskq_internal.is_deferred(l));
 END $$;
 
--- Returns whether an owner has deferred a task that it holds.
-CREATE FUNCTION taskq_internal.is_deferred(p_holder bigint, p_sequence bigint) RETURNS boolean
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.deferred_task d
-                   WHERE d.fence = (SELECT o.fence FROM taskq_internal.owner o WHERE o.owner_id = p_holder)
-                     AND d.sequence = p_sequence);
-END $$;
+-- Returns whether the owner of a held task has deferred it.
+CREATE FUNCTION taskq_internal.is_deferred(p_task taskq_internal.live) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM taskq_internal.owner o
+                   WHERE o.owner_id = p_task.holder AND p_task.polled <= o.deferred_until)
+$$;
 
 -- Raises TQ005 for an owner that has no lease under a fence.
 CREATE FUNCTION taskq_internal.raise_lease_lost(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$

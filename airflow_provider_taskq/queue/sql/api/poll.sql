@@ -284,7 +284,7 @@ BEGIN
                          AND l.sequence = p_claimed[1] AND l.max_claim IS NOT NULL);
     IF NOT EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = p_holder AND l.sequence <> ALL (p_claimed)
                    AND (v_crashed OR l.max_claim IS NOT NULL)
-                   AND NOT taskq_internal.is_deferred(p_holder, l.sequence)) THEN
+                   AND NOT taskq_internal.is_deferred(l)) THEN
         v_kept := ARRAY(
             SELECT k.sequence FROM (
                 SELECT u.sequence, u.place, min(l.max_claim) OVER claim AS most,

@@ -48,6 +48,7 @@ CREATE TABLE taskq_internal.owner (
     lease       interval NOT NULL CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until timestamptz NOT NULL,
     seen        timestamptz NOT NULL,
+    deferred_until timestamptz,  -- the owner does not read the tasks again that it has claimed until then
     registered_by name   -- the role of the last registration; a role limited to topics uses only its own owners
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 

@@ -35,14 +35,6 @@ CREATE TABLE taskq_internal.stage (
     closed    timestamptz                      -- when it was committed or abandoned
 );
 
--- Held tasks without a decision, which the owner does not read again in later rounds. The table is unlogged: after a
--- crash of the server the owner reads them once more.
-CREATE UNLOGGED TABLE taskq_internal.deferred_task (
-    fence    bigint NOT NULL,
-    sequence bigint NOT NULL,
-    PRIMARY KEY (fence, sequence)
-);
-
 -- Drains: one row for each name, for its latest drain. If `finished` is NULL, the drain is running or its program was
 -- killed. The next drain with the same name continues it, so that the report includes the failures that the killed
 -- program committed.
