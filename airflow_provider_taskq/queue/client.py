@@ -152,6 +152,7 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
         :param resume: False if the process that held these tasks has died: they have had a crash, as by `expire`, and
             the new registration holds none.
         :raises InvalidArgument: for another lease.
+        :raises TaskQueueError: if a transaction that has used the name stays open for a minute.
         """
         return self._fetch(
             _OWNER,

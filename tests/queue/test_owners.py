@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.queue import LeaseLost, Owner, Result, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import LeaseLost, Owner, Result, TaskQueue, TaskQueueError, connect
 from tests.queue.conftest import InBackground, await_lock_wait, identifiers, lapse, states
 
 pytestmark = pytest.mark.promise("Every registration gets a greater fence")
@@ -34,6 +34,24 @@ def test_a_registration_that_waited_for_another_gets_the_greater_fence(
     third = session.register("me")
     session.conn.commit()
     assert second.result().fence > third.fence > first.fence
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["register", "take over"])
+def test_a_registration_waits_for_an_open_transaction_of_the_name_only_for_a_while(
+    own_queue: TaskQueue, own_dsn: str, again: bool
+) -> None:
+    queue = own_queue
+    owner = queue.register("me")
+    bounded = "SELECT count(*) FROM pg_proc WHERE proname IN ('register', 'take_over') AND proconfig @> %s"
+    assert queue.conn.execute(bounded, (["lock_timeout=1min"],)).fetchone() == (2,)
+    queue.conn.execute("ALTER FUNCTION taskq.register SET lock_timeout = '10ms'")
+    queue.conn.execute("ALTER FUNCTION taskq.take_over SET lock_timeout = '10ms'")
+    queue.push("work", ["a"])
+    with connect(own_dsn) as idle:
+        TaskQueue(idle).poll("work", owner)
+        with pytest.raises(TaskQueueError, match="owner 'me' cannot be registered: a transaction that has used"):
+            queue.take_over("me", owner.fence) if again else queue.register("me")
+    assert queue.register("me").resumed
 
 
 @pytest.mark.parametrize("lease", [timedelta(0), timedelta(seconds=-1)], ids=["none", "negative"])

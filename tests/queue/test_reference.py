@@ -40,3 +40,7 @@ def test_tables_and_helpers_are_in_the_internal_schema(queue: TaskQueue) -> None
     tables = "SELECT relname FROM pg_class WHERE relnamespace = 'taskq'::regnamespace AND relkind IN ('r', 'p', 'S')"
     found = {name for (name,) in queue.conn.execute(tables).fetchall()}
     assert found == {"staged", "staged_task", "staged_junction"}
+
+
+def test_no_function_swallows_an_error_that_it_does_not_name(queue: TaskQueue) -> None:
+    assert queue.conn.execute("SELECT proname FROM pg_proc WHERE prosrc ~* 'WHEN\\s+OTHERS'").fetchall() == []

@@ -9,7 +9,7 @@
 
 CREATE FUNCTION taskq.register(p_owner text, p_lease interval DEFAULT '5 minutes', p_resume boolean DEFAULT true)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '1min' AS $$
 #variable_conflict use_column
 DECLARE
     v_owner taskq_internal.owner;
@@ -36,17 +36,19 @@ BEGIN
     END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
+EXCEPTION WHEN lock_not_available THEN
+    PERFORM taskq_internal.raise_owner_busy(p_owner);
 END $$;
 COMMENT ON FUNCTION taskq.register IS
 'Registers an owner for p_lease under a new, greater fence. Tasks that the name still holds stay ACTIVE under the new
 fence. The column resumed tells whether there are such tasks. With p_resume false, the process that held them has died:
 they have had a crash, as by taskq.expire. A caller with the earlier fence loses access to them. The call is atomic
-against taskq.expire. Raises TQ008 for an invalid lease or name, and
-insufficient_privilege for a name that another role has registered.';
+against taskq.expire. Waits for transactions that use the name, for at most a minute: then it raises TQ000. Raises TQ008
+for an invalid lease or name, and insufficient_privilege for a name that another role has registered.';
 
 CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '1min' AS $$
 #variable_conflict use_column
 DECLARE
     v_owner taskq_internal.owner;
@@ -64,11 +66,19 @@ BEGIN
     END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
+EXCEPTION WHEN lock_not_available THEN
+    PERFORM taskq_internal.raise_owner_busy(p_owner);
 END $$;
 COMMENT ON FUNCTION taskq.take_over IS
 'Registers an owner under a new fence, to continue the claim that was made under the fence p_claim. So each attempt of a
 job locks out the attempt before it. Raises TQ005 unless p_claim is the current fence or the current registration has
-taken it over. Raises TQ008 for an invalid lease.';
+taken it over. Waits like taskq.register. Raises TQ008 for an invalid lease.';
+
+CREATE FUNCTION taskq_internal.raise_owner_busy(p_owner text) RETURNS void LANGUAGE sql AS $$
+    SELECT taskq_internal.raise_error('TQ000', format(
+        'owner %L cannot be registered: a transaction that has used the name is open for longer than a minute. End it,'
+        ' and register again; taskq health names open transactions', p_owner))
+$$;
 
 CREATE FUNCTION taskq.heartbeat(p_owner text, p_fence bigint) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
