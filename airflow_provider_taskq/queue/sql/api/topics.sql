@@ -69,6 +69,7 @@ BEGIN
         ttl = v_altered.ttl, notify = v_altered.notify, keep_succeeded = v_altered.keep_succeeded,
         keep_failed = v_altered.keep_failed
     WHERE topic_id = v_topic.topic_id;
+    DELETE FROM taskq_internal.retention_walk WHERE topic_id = v_topic.topic_id;  -- other tasks may be too old now
     IF v_altered.probe AND NOT v_topic.probe THEN  -- tasks that wait for a retry now also wait for the probe
         UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = v_topic.topic_id AND holder IS NULL
             AND attempt > 0 AND waits <= :WAITS_NOTHING;

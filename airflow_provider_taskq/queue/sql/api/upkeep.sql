@@ -18,8 +18,7 @@
 -- No index has the tasks of a topic in the order of their ends, because every completion would have to maintain it. A
 -- walk follows the sequences, which have nearly that order. It stops at the first task that would be too young even if
 -- it had ended at its push, and continues there in the next run. The walk passes tasks that ended later or that had to
--- stay. The next walk finds them, and begins after a twentieth of the retention. After a walk over many tasks it begins
--- later, so that walks take at most a hundredth of the time.
+-- stay. The next walk finds them, and begins after a twentieth of the retention.
 
 CREATE FUNCTION taskq.maintain(
     p_owners_excepted text[] DEFAULT '{}', OUT expired bigint, OUT purged bigint, OUT more boolean
@@ -86,10 +85,9 @@ BEGIN
         FROM (SELECT DISTINCT w.topic_id FROM taskq_internal.front w WHERE w.pushed > v_began) f;
     END IF;
     FOR v_topic IN
-        SELECT p.* FROM taskq_internal.topic p
+        SELECT p.* FROM taskq_internal.topic p LEFT JOIN taskq_internal.retention_walk w USING (topic_id)
         WHERE (p.keep_succeeded IS NOT NULL OR p.keep_failed IS NOT NULL) AND p.topic_id > v_run.topic_id
-          AND (NOT v_run.unfinished_only OR EXISTS (
-              SELECT FROM taskq_internal.retention_walk w WHERE w.topic_id = p.topic_id AND w.unfinished))
+          AND (w.unfinished OR NOT v_run.unfinished_only)
         ORDER BY p.topic_id
     LOOP
         -- The limits do not apply to the first topic, so that each call makes progress.
@@ -109,7 +107,8 @@ BEGIN
         due = CASE WHEN more THEN v_began ELSE v_began + interval '1 minute' END;
 END $$;
 
--- Continues the walk over a topic for about 10 ms, or until it has removed p_most tasks. Returns how many it removed.
+-- Continues the walk over a topic, or begins a new one, for about 10 ms, or until it has removed p_most tasks. Returns
+-- how many it removed.
 CREATE FUNCTION taskq_internal.walk_topic(p_topic taskq_internal.topic, p_most int) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -127,11 +126,9 @@ BEGIN
         RETURN 0;  -- another session drops the topic
     END IF;
     v_walk := v_was;
-    IF v_was.topic_id IS NULL OR NOT v_was.unfinished AND v_was.restarts <= v_began
-       OR (v_was.keep_succeeded, v_was.keep_failed) IS DISTINCT FROM (p_topic.keep_succeeded, p_topic.keep_failed) THEN
-        v_walk := (p_topic.topic_id, 0,
-                   v_began + greatest(least(p_topic.keep_succeeded, p_topic.keep_failed) / 20, interval '1 minute'),
-                   interval '0', true, p_topic.keep_succeeded, p_topic.keep_failed);
+    IF v_was.topic_id IS NULL OR NOT v_was.unfinished AND v_was.restarts <= v_began THEN
+        v_walk := (p_topic.topic_id, 0, true,
+                   v_began + greatest(least(p_topic.keep_succeeded, p_topic.keep_failed) / 20, interval '1 minute'));
     END IF;
     v_walk.unfinished := v_walk.position < v_end;
     WHILE v_walk.unfinished LOOP
@@ -147,12 +144,9 @@ BEGIN
                        ELSE greatest(v_step / 4, 1000) END;
     END LOOP;
     IF v_walk IS DISTINCT FROM v_was THEN
-        v_walk.spent := v_walk.spent + (clock_timestamp() - v_began);
-        v_walk.restarts := greatest(v_walk.restarts, v_began + 100 * v_walk.spent);
         INSERT INTO taskq_internal.retention_walk SELECT v_walk.*
-        ON CONFLICT (topic_id) DO UPDATE SET position = excluded.position, restarts = excluded.restarts,
-            spent = excluded.spent, unfinished = excluded.unfinished, keep_succeeded = excluded.keep_succeeded,
-            keep_failed = excluded.keep_failed;
+        ON CONFLICT (topic_id) DO UPDATE SET position = excluded.position, unfinished = excluded.unfinished,
+            restarts = excluded.restarts;
     END IF;
     RETURN v_count;
 END $$;

@@ -263,13 +263,10 @@ CREATE TABLE taskq_internal.upkeep (
 ) WITH (fillfactor = 50);
 
 -- The walk over the ended tasks of a topic, in the order of their sequences. It searches for tasks whose retention has
--- ended.
+-- ended. A change of the topic's policy deletes the row.
 CREATE TABLE taskq_internal.retention_walk (
     topic_id       int PRIMARY KEY,
     position       bigint NOT NULL,            -- the walk has passed the tasks up to this sequence
-    restarts       timestamptz NOT NULL,       -- when the walk begins again at the first task
-    spent          interval NOT NULL,          -- the time that the walk has taken so far
     unfinished     boolean NOT NULL,           -- the walk stopped before it reached the tasks that are too young
-    keep_succeeded interval,                   -- the topic's policy at the start of the walk; a change restarts it
-    keep_failed    interval
+    restarts       timestamptz NOT NULL        -- when the walk begins again at the first task
 ) WITH (fillfactor = 50);
