@@ -32,7 +32,6 @@ from airflow_provider_taskq.queue.selection import MAX_TASKS, WAKING_ACTIONS, Ac
 
 MAX_TEXT_BYTES = 64 * 1024  # of a revealed payload
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
-LAPSED_CAP = 1000  # to which lapsed leases are counted
 
 TROUBLED = (State.EXPIRED, State.FAILED, State.SUSPENDED)
 STATE_OF_STATUS = {"exhausted": State.FAILED, "running": State.ACTIVE} | {
@@ -243,10 +242,8 @@ def _release(queue: TaskQueue, request: ActionRequest) -> PageResult:
 
 def _expire(queue: TaskQueue, request: ActionRequest) -> PageResult:
     grace = timedelta(seconds=_options(ExpireOptions, request).grace_seconds)
-    owners, _ = queue.count_lapsed(grace)
     count = AuditedQueue(queue).expire(grace)
-    leases = f"{owners:,}{'+' if owners >= LAPSED_CAP else ''} lapsed lease{'s' if owners != 1 else ''}"
-    return PageResult(count, f"Expire {leases} with {_count_tasks(count)}")
+    return PageResult(count, f"Expire the lapsed leases, which hold {_count_tasks(count)}")
 
 
 def _push(queue: TaskQueue, request: ActionRequest) -> PageResult:

@@ -390,11 +390,6 @@ class InspectMixin(FunctionCaller):
         """Return owners that hold tasks under a lease that lapsed longer ago than `patience`, the longest first."""
         return self._report("stuck_owners(%s::interval)", patience)
 
-    def count_lapsed(self, grace: DurationLike) -> tuple[int, int]:
-        """Count the leases that `expire(grace)` would end, and the tasks under them, both up to a thousand."""
-        [(owners, tasks)] = self._rows("SELECT owners, tasks FROM taskq.count_lapsed(%s::interval)", (grace,))
-        return owners, tasks
-
     # Health
 
     def health(self, patience: DurationLike = _FIVE_MINUTES) -> list[HealthFinding]:

@@ -61,7 +61,6 @@ SELECT taskq.release('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 -- Expiry, revival and junctions
 SELECT * FROM taskq.register('worker-2', '1 millisecond');
 SELECT pg_sleep(0.01);
-SELECT * FROM taskq.count_lapsed('0');
 SELECT * FROM taskq.stuck_owners('0');
 SELECT taskq.expire('0');
 SELECT * FROM taskq.maintain(ARRAY['worker-1']);

@@ -215,7 +215,6 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "browse_ticks": lambda: queue.browse_ticks("work"),
         "browse_topic": lambda: queue.browse_topic("work"),
         "browse_topics": queue.browse_topics,
-        "count_lapsed": lambda: queue.count_lapsed(LEASE),
         "count_tasks": lambda: queue.count_tasks("work"),
         "deactivate_worker": lambda: queue.deactivate_worker("another"),
         "dependencies": lambda: queue.dependencies("work", 5),

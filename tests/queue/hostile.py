@@ -224,7 +224,6 @@ def look(queue: TaskQueue) -> None:
         listing()
     queue.owners(TEN_YEARS)
     queue.throughput(timedelta(minutes=1), 60)
-    queue.count_lapsed(HOUR)
     for preceding in (False, True):
         queue.resolve(NEW_YEAR, preceding)
     for topic in queue.topics():

@@ -499,7 +499,6 @@ COMPARING: dict[str, Callable[[World, Any], object]] = {
     "purge_owners": lambda w, d: w.queue.purge_owners(d),
     "purge_group_releases": lambda w, d: w.queue.purge_group_releases(d),
     "expire": lambda w, d: w.queue.expire(d),
-    "count_lapsed": lambda w, d: w.queue.count_lapsed(d),
     "stuck_owners": lambda w, d: w.queue.stuck_owners(d),
     "statistics": lambda w, d: w.queue.statistics(d),
     "handling_times": lambda w, d: w.queue.handling_times(d),

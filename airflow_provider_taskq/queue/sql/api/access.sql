@@ -36,7 +36,7 @@ FROM (VALUES
     ('reader', false,
      'throughput results resolve health log_blockers explain_ready explain_ended explain_dependency explain_turn
       oldest_due oldest_due_by_topic partition_states skipped_events handling_times topic_errors stuck_owners
-      workers browse_owners browse_locks browse_groups browse_held search_tasks audit_trail count_lapsed')
+      workers browse_owners browse_locks browse_groups browse_held search_tasks audit_trail')
 ) AS l (kinds, by_topic, functions)
 CROSS JOIN LATERAL regexp_split_to_table(l.kinds, ' ') AS k (kind)
 CROSS JOIN LATERAL regexp_split_to_table(l.functions, '\s+') AS f (function)

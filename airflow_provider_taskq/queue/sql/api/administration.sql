@@ -224,21 +224,6 @@ COMMENT ON FUNCTION taskq.purge_sequences IS
 'Removes those of the given tasks that are in one of the given states, that no owner holds, and on which no waiting task
 depends. Returns how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic.';
 
-CREATE FUNCTION taskq.count_lapsed(p_grace interval, OUT owners bigint, OUT tasks bigint)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-DECLARE
-    v_lapsed bigint[] := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
-                               WHERE o.fence IS NOT NULL
-                                   AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
-                                   LIMIT 1000);
-BEGIN
-    owners := cardinality(v_lapsed);
-    tasks := (SELECT count(*) FROM (SELECT FROM taskq_internal.live l WHERE l.holder = ANY (v_lapsed) LIMIT 1000) n);
-END $$;
-COMMENT ON FUNCTION taskq.count_lapsed IS
-'Returns the number of leases that lapsed more than p_grace ago, and the number of tasks held under them. Each count
-stops at 1,000.';
-
 -- Raises TQ002 for a value that no READY task can have.
 CREATE FUNCTION taskq_internal.check_change(
     p_topic taskq_internal.topic, p_due timestamptz, p_priority int, p_attempts int

@@ -32,7 +32,7 @@ BEGIN
     END IF;
     IF NOT p_resume THEN
         PERFORM taskq_internal.require_read_committed('register() after a crash');
-        PERFORM taskq_internal.count_crash(ARRAY[v_owner.owner_id]);
+        PERFORM taskq_internal.count_crash(v_owner.owner_id);
     END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
@@ -151,7 +151,7 @@ BEGIN
         v_count := taskq_internal.give_back(v_owner_id, ARRAY(SELECT l.sequence FROM taskq_internal.live l
                                                               WHERE l.holder = v_owner_id
                                                                 AND taskq_internal.is_deferred(l)), NULL)
-                 + taskq_internal.count_crash(ARRAY[v_owner_id]);
+                 + taskq_internal.count_crash(v_owner_id);
     ELSE
         v_count := taskq_internal.give_back(v_owner_id, NULL, NULL);
     END IF;
@@ -173,7 +173,7 @@ BEGIN
     IF p_topic IS NOT NULL THEN
         v_topic_id := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     END IF;
-    v_count := taskq_internal.end_unused_leases(taskq_internal.lock_lapsed_owners(p_grace, p_except, v_topic_id));
+    v_count := (taskq_internal.end_lapsed_leases(p_grace, p_except, v_topic_id, NULL)).count;
     PERFORM taskq.prune_stages();
     RETURN v_count;
 END $$;
@@ -301,40 +301,40 @@ END $$;
 COMMENT ON FUNCTION taskq.forget_worker IS
 'Removes the setting of taskq.set_worker_active for this name. Returns false if there is none.';
 
--- Locks the owners whose leases lapsed more than p_grace ago, except the owners in p_except. With p_topic_id it locks
--- only owners that hold tasks of this topic. Returns their numbers. Never waits: skips an owner whose poll, completion
--- or registration is in progress.
-CREATE FUNCTION taskq_internal.lock_lapsed_owners(p_grace interval, p_except text[], p_topic_id int) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
-BEGIN
-    RETURN ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
-                 WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
-                   AND o.name <> ALL (p_except)
-                   AND (p_topic_id IS NULL OR EXISTS (
-                       SELECT FROM taskq_internal.live l WHERE l.holder = o.owner_id AND l.topic_id = p_topic_id))
-                 FOR UPDATE SKIP LOCKED);
-END $$;
-
--- Ends the leases of owners whose rows this transaction has locked, except a lease if another transaction removes one
--- of its tasks. Never waits. Returns how many tasks the owners of the ended leases held.
-CREATE FUNCTION taskq_internal.end_unused_leases(p_owners bigint[]) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+-- Ends the leases that lapsed more than p_grace ago, except those of the owners in p_except, each with all of its tasks.
+-- With p_topic_id it ends only leases of owners that hold tasks of this topic. Never waits: skips an owner whose poll,
+-- completion or registration is in progress, or one of whose tasks another transaction removes. Returns how many tasks
+-- these owners held, and in more whether p_until has passed before the last lease.
+CREATE FUNCTION taskq_internal.end_lapsed_leases(
+    p_grace interval, p_except text[], p_topic_id int, p_until timestamptz, OUT count bigint, OUT more boolean
+) LANGUAGE plpgsql SET enable_seqscan = off AS $$
+#variable_conflict use_column
 DECLARE
-    v_unused bigint[] := '{}';
-    v_owner  bigint;
+    v_owner bigint;
 BEGIN
-    FOREACH v_owner IN ARRAY p_owners LOOP
+    count := 0;
+    more := false;
+    FOREACH v_owner IN ARRAY ARRAY(
+        SELECT o.owner_id FROM taskq_internal.owner o
+        WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
+          AND o.name <> ALL (p_except)
+          AND (p_topic_id IS NULL OR EXISTS (
+              SELECT FROM taskq_internal.live l WHERE l.holder = o.owner_id AND l.topic_id = p_topic_id))
+        FOR UPDATE SKIP LOCKED)
+    LOOP
+        more := coalesce(count > 0 AND clock_timestamp() >= p_until, false);
+        EXIT WHEN more;
         IF (SELECT count(*) FROM taskq_internal.live WHERE holder = v_owner)
             = (SELECT count(*) FROM (SELECT FROM taskq_internal.live WHERE holder = v_owner FOR UPDATE SKIP LOCKED) l)
         THEN
-            v_unused := v_unused || v_owner;
+            UPDATE taskq_internal.owner SET fence = NULL WHERE owner_id = v_owner;
+            count := count + taskq_internal.count_crash(v_owner);
         END IF;
     END LOOP;
-    RETURN taskq_internal.end_leases(v_unused);
 END $$;
 
 -- Ends the lapsed leases of owners that hold tasks of a topic, for a poll that has found nothing. Never waits, and writes
--- nothing if there are none. Returns whether it ended one.
+-- nothing if there are none. Returns whether it gave a task back.
 CREATE FUNCTION taskq_internal.take_back_lapsed(p_topic_id int) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -342,51 +342,40 @@ DECLARE
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence IS NOT NULL AND o.lease_until < v_now)
         AND current_setting('transaction_isolation') = 'read committed'
-        AND taskq_internal.end_unused_leases(taskq_internal.lock_lapsed_owners('0', '{}', p_topic_id)) > 0;
+        AND (taskq_internal.end_lapsed_leases('0', '{}', p_topic_id, NULL)).count > 0;
 END $$;
 
--- Ends the leases of owners whose rows this transaction has locked. Returns how many tasks these owners held.
-CREATE FUNCTION taskq_internal.end_leases(p_owners bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE taskq_internal.owner SET fence = NULL WHERE owner_id = ANY (p_owners);
-    RETURN taskq_internal.count_crash(p_owners);
-END $$;
-
--- Counts a crash for each task that the owners hold, and takes the tasks from them. This is the one place that counts
+-- Counts a crash for each task that an owner holds, and takes the tasks from it. This is the one place that counts
 -- crashes. The policy of the topic decides on each task. A task that was held with others is never FAILED: one of the
--- others may be the cause. Returns how many tasks the owners held.
-CREATE FUNCTION taskq_internal.count_crash(p_owners bigint[]) RETURNS bigint
+-- others may be the cause. Returns how many tasks the owner held.
+CREATE FUNCTION taskq_internal.count_crash(p_holder bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_count bigint := 0;
-    v_held  record;
+    v_tasks int := (SELECT count(*) FROM taskq_internal.live WHERE holder = p_holder);
 BEGIN
-    FOR v_held IN SELECT l.holder, count(*)::int AS tasks FROM taskq_internal.live l WHERE l.holder = ANY (p_owners)
-                  GROUP BY l.holder ORDER BY l.holder LOOP
-        INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
-        SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, :HISTORY_LAPSED, :ACTIVE, l.attempt,
-            o.name
-        FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder WHERE l.holder = v_held.holder;
-        WITH gone AS (
-            DELETE FROM taskq_internal.live l USING taskq_internal.topic p
-            WHERE l.holder = v_held.holder AND p.topic_id = l.topic_id
-              AND (p.on_expiry = 'expire' OR v_held.tasks = 1 AND l.crashes + 1 >= p.max_crashes)
-            RETURNING l.*, p.on_expiry)
-        INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-            crashes, redelivered, identifier, error, error_summary)
-        SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
-               CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry
-                   WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
-               g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
-        FROM gone g
-        CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
-            THEN format('given up after crash %s: its owner died or lost its lease while it held this task alone',
-                        g.crashes + 1)
-            ELSE g.error END AS error) n;
-        PERFORM taskq_internal.give_back(v_held.holder, NULL, v_held.tasks);
-        v_count := v_count + v_held.tasks;
-    END LOOP;
-    RETURN v_count;
+    IF v_tasks = 0 THEN
+        RETURN 0;
+    END IF;
+    INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
+    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, :HISTORY_LAPSED, :ACTIVE, l.attempt,
+        o.name
+    FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder WHERE l.holder = p_holder;
+    WITH gone AS (
+        DELETE FROM taskq_internal.live l USING taskq_internal.topic p
+        WHERE l.holder = p_holder AND p.topic_id = l.topic_id
+          AND (p.on_expiry = 'expire' OR v_tasks = 1 AND l.crashes + 1 >= p.max_crashes)
+        RETURNING l.*, p.on_expiry = 'redeliver' AS failed)
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
+        crashes, redelivered, identifier, error, error_summary)
+    SELECT g.sequence, CASE WHEN g.failed THEN clock_timestamp() END, g.available_at, g.holder,
+           CASE WHEN g.failed THEN g.polled END, g.topic_id, g.attempt - 1,
+           CASE WHEN g.failed THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered, g.identifier,
+           CASE WHEN g.failed THEN n.error ELSE g.error END, CASE WHEN g.failed THEN n.error ELSE g.error_summary END
+    FROM gone g
+    CROSS JOIN LATERAL (SELECT format('given up after crash %s: its owner died or lost its lease while it held this '
+                                      'task alone', g.crashes + 1) AS error) n;
+    PERFORM taskq_internal.give_back(p_holder, NULL, v_tasks);
+    RETURN v_tasks;
 END $$;
 
 -- Makes held tasks READY in their original place, without counting the attempt: all tasks of a holder, or those in

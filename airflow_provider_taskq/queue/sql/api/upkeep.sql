@@ -27,7 +27,8 @@ DECLARE
     v_rest boolean;
 BEGIN
     PERFORM taskq_internal.require_read_committed('maintain()');
-    SELECT e.count, e.more INTO expired, more FROM taskq_internal.expire_some(p_owners_excepted) e;
+    SELECT e.count, e.more INTO expired, more FROM taskq_internal.end_lapsed_leases(
+        '0', p_owners_excepted, NULL, clock_timestamp() + interval '50 milliseconds') e;
     PERFORM taskq.prune_stages();
     SELECT r.count, r.more INTO purged, v_rest FROM taskq_internal.run_retention() r;
     more := more OR v_rest;
@@ -38,23 +39,6 @@ Removes ended tasks that are older than keep_succeeded or keep_failed of their t
 tasks that the ended leases held, and the column purged the removed tasks. If more is true, work is left: call the
 function again soon. A call removes at most 500 tasks of a topic and 2,000 in all. After a run over all topics, no call
 of any session removes tasks for a minute. Never waits. Raises TQ000 above READ COMMITTED.';
-
--- Ends lapsed leases for about 50 ms, each with all of its tasks. Leaves a lease to the next call if another
--- transaction is removing its tasks. Returns how many tasks the ended leases held, and whether the time was too short.
-CREATE FUNCTION taskq_internal.expire_some(p_except text[], OUT count bigint, OUT more boolean) LANGUAGE plpgsql AS $$
-DECLARE
-    v_began  timestamptz := clock_timestamp();
-    v_owners bigint[] := taskq_internal.lock_lapsed_owners(interval '0', p_except, NULL);
-    v_owner  bigint;
-BEGIN
-    count := 0;
-    more := false;
-    FOREACH v_owner IN ARRAY v_owners LOOP
-        more := v_owner <> v_owners[1] AND clock_timestamp() >= v_began + interval '50 milliseconds';
-        EXIT WHEN more;
-        count := count + taskq_internal.end_unused_leases(ARRAY[v_owner]);
-    END LOOP;
-END $$;
 
 -- Continues the run over all topics with a retention for about 50 ms. Does nothing if the last run ended less than a
 -- minute ago, or if another session is continuing the run. Each call begins with the topic after the last one, so that
