@@ -145,7 +145,7 @@ _TIMES_OF_FRONTS = {
 }
 _TIMES_OF_TASKS = {
     "task": ("created", "due"),
-    "live": ("available_at", "due_again"),
+    "live": ("available_at",),
     "ended": ("available_at", "completed"),
 }
 
@@ -189,18 +189,12 @@ def make_upkeep_due(conn: psycopg.Connection, called_ago: timedelta | None = Non
     )
 
 
-def make_due(
-    conn: psycopg.Connection,
-    at: datetime | None = None,
-    sequences: Sequence[int] | None = None,
-    *,
-    blocked_only: bool = False,
-) -> None:
-    """Sets when waiting tasks, retries too, are due, and when polls look at blocked ones again: now, unless given."""
+def make_due(conn: psycopg.Connection, at: datetime | None = None, sequences: Sequence[int] | None = None) -> None:
+    """Sets when waiting tasks, retries too, are due: now, unless given."""
     conn.execute(
         "UPDATE taskq_internal.live SET late = true, available_at = coalesce(%(at)s, clock_timestamp())"
-        " WHERE (%(all)s OR sequence = ANY (%(sequences)s)) AND (waits = 1 OR NOT %(blocked_only)s)",
-        {"at": at, "all": sequences is None, "sequences": list(sequences or ()), "blocked_only": blocked_only},
+        " WHERE %(all)s OR sequence = ANY (%(sequences)s)",
+        {"at": at, "all": sequences is None, "sequences": list(sequences or ())},
     )
 
 
@@ -504,7 +498,7 @@ def store_moments(conn: psycopg.Connection, value: str) -> None:
     for statement in (
         "owner SET lease_until = %(value)s, seen = %(value)s",
         "task SET created = %(value)s, due = %(value)s",
-        "live SET late = true, available_at = %(value)s WHERE waits <> 1",
+        "live SET late = true, available_at = %(value)s",
         "ended SET available_at = %(value)s, completed = %(value)s",
         "lock SET until = 'infinity', locked = %(value)s",
         "consumer_progress SET advanced = %(value)s",

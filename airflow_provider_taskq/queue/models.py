@@ -57,9 +57,8 @@ class Result(NamedEnum, IntEnum):
 
 
 class Waits(IntEnum):
-    """What a READY task waits for besides its due time: a column of `live`. A poll looks at MET and NOTHING only."""
+    """What a READY task waits for besides its due time: a column of `live`. A poll looks at NOTHING only."""
 
-    MET = -1  # it has dependencies, which were fulfilled at the last check
     NOTHING = 0
     DEPENDENCIES = 1
     PROBE = 2  # the retry that its topic tries first

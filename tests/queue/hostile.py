@@ -253,8 +253,6 @@ _COLUMNS = """
       AND NOT a.attisdropped AND a.atttypid IN ('timestamptz'::regtype, 'interval'::regtype)
 """
 
-_LEAST = {"available_at": "-infinity"}  # the mark of a task whose dependency has ended or is gone
-
 
 def beyond(queue: TaskQueue) -> list[str]:
     """The columns that hold a moment or a duration beyond the bounds."""
@@ -265,7 +263,7 @@ def beyond(queue: TaskQueue) -> list[str]:
             name=sql.Literal(f"{table}.{column}"),
             table=sql.Identifier(*table.split(".")),
             column=sql.Identifier(column),
-            least=sql.Literal(_LEAST.get(column, "0001-01-01 00:00Z" if "timestamp" in kind else "-3650 days")),
+            least=sql.Literal("0001-01-01 00:00Z" if "timestamp" in kind else "-3650 days"),
             most=sql.Literal("9999-12-31 00:00Z" if "timestamp" in kind else "3650 days"),
         )
         for table, column, kind in queue.conn.execute(_COLUMNS, (SCHEMAS,)).fetchall()

@@ -6,14 +6,15 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import (
+    Decision,
     InvalidTask,
     NewTask,
     Owner,
     Result,
+    Revival,
     State,
     TaskQueue,
 )
-from tests.internals import make_due
 from tests.queue.conftest import identifiers, known, pass_time, states, task_in
 from tests.queue.explained import changed_rows
 
@@ -125,17 +126,36 @@ def test_the_next_check_finds_a_dependent_that_was_pushed_during_the_success_of_
     pushing.conn.commit()
     assert queue.poll("work", owner) == []
     ending.conn.commit()
-    make_due(queue.conn)  # as a second later
     assert queue.ready("work") == 1
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_poll_checks_at_most_a_hundred_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
+def test_a_poll_writes_nothing_about_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask("a", delay=timedelta(hours=1)), *[dependent("a") for _ in range(250)]])
-    pass_time(queue, timedelta(minutes=20))  # so that the next check of each is a minute away
-    make_due(queue.conn, blocked_only=True)
-    looked = [changed_rows(queue.conn, lambda: queue.poll("work", owner, 10)) for _ in range(4)]
-    assert looked == [100, 100, 50, 0]
+    pass_time(queue, timedelta(minutes=20))
+    assert changed_rows(queue.conn, lambda: queue.poll("work", owner, 10)) == 0
+
+
+@pytest.mark.parametrize("returned", ["waiting", "released", "snoozed"])
+@pytest.mark.parametrize("newer", ["pushed", "reset", "copied"])
+def test_a_task_waits_for_a_newer_task_of_its_dependency(
+    queue: TaskQueue, owner: Owner, newer: str, returned: str
+) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    [waiting] = queue.push("work", [dependent("a")])
+    if returned != "waiting":
+        assert queue.poll("work", owner) == [waiting]
+    if newer == "pushed":
+        queue.push("work", ["a"])
+    else:
+        queue.revive("work", State.SUCCEEDED, Revival.RESET if newer == "reset" else Revival.APPEND)
+    if returned == "released":
+        queue.release(owner)
+        owner = queue.register("owner")
+    elif returned == "snoozed":
+        queue.complete(owner, {waiting: Decision(Result.SUSPENSION, delay=timedelta())})
+    assert known(queue, waiting).status == "blocked"
+    assert [finish(queue, owner), finish(queue, owner)] == [["a"], ["b"]]
 
 
 def test_a_task_that_has_to_wait_again_gives_its_place_in_its_group_to_the_next(queue: TaskQueue, owner: Owner) -> None:

@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     connect,
 )
-from tests.internals import make_due, stop_autovacuum
+from tests.internals import stop_autovacuum
 from tests.queue.explained import explain
 from tests.queue.test_plans import database
 
@@ -57,8 +57,6 @@ class Grown:
                 assert {task.sequence for task in held} <= set(sequences)
             if kind in ENDS:
                 self.filler.complete(self.other, dict.fromkeys(held, ENDS[kind]))
-        # A poll checks up to a hundred tasks that have waited for a second: none of these must be due for that.
-        make_due(self.filler.conn, self.filler.now() + HOUR, blocked_only=True)
 
     def names(self, kind: str) -> list[str]:
         """The identifiers of the first tasks of a kind."""

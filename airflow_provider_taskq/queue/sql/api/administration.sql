@@ -20,7 +20,7 @@ BEGIN
         PERFORM taskq_internal.add_fronts(v_topic.topic_id, ARRAY[p_priority]);
     END IF;
     WITH changed AS MATERIALIZED (
-        SELECT l.sequence, l.attempt AS was_attempt, l.waits AS was, n.*, t.due AS pushed_due, CASE
+        SELECT l.sequence, l.attempt AS was_attempt, n.*, CASE
                    WHEN n.paused THEN :WAITS_RESUME
                    WHEN l.waits <> :WAITS_RESUME AND (p_attempts IS NULL OR l.waits = :WAITS_DEPENDENCIES) THEN l.waits
                    WHEN n.attempt > 0 AND v_topic.probe THEN :WAITS_PROBE
@@ -31,7 +31,7 @@ BEGIN
         FROM taskq_internal.live l
         JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = v_topic.topic_id AND sequence = ANY (v_found)) t
             USING (topic_id, sequence)
-        CROSS JOIN LATERAL (SELECT taskq_internal.due_time(l) AS due, l.waits = :WAITS_RESUME AS paused) o
+        CROSS JOIN LATERAL (SELECT l.available_at AS due, l.waits = :WAITS_RESUME AS paused) o
         CROSS JOIN LATERAL (
             SELECT coalesce(p_attempts, l.attempt) AS attempt, coalesce(p_priority, l.priority) AS priority,
                    coalesce(p_paused, o.paused AND p_due IS NULL) AS paused, CASE
@@ -48,11 +48,7 @@ BEGIN
         FROM changed c
     )
     UPDATE taskq_internal.live l SET attempt = c.attempt, priority = c.priority, waits = c.waits, late = true,
-        elapsed = CASE WHEN p_attempts IS NULL THEN l.elapsed END,
-        -- With -infinity the next poll checks the dependencies.
-        available_at = CASE WHEN c.waits <> :WAITS_DEPENDENCIES THEN c.due WHEN c.was = c.waits THEN l.available_at
-                            ELSE '-infinity' END,
-        due_again = CASE WHEN c.waits = :WAITS_DEPENDENCIES THEN nullif(c.due, c.pushed_due) END
+        available_at = c.due, elapsed = CASE WHEN p_attempts IS NULL THEN l.elapsed END
     FROM changed c
     WHERE l.topic_id = v_topic.topic_id AND l.sequence = ANY (v_found) AND l.sequence = c.sequence;
     GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -238,15 +234,6 @@ BEGIN
     IF v_wrong IS NOT NULL THEN
         PERFORM taskq_internal.raise_error('TQ002', format('topic %L: %s', p_topic.name, v_wrong));
     END IF;
-END $$;
-
--- Returns the due time of a waiting task. Besides this time, the task may wait for a dependency, a probe or a pause.
-CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
-BEGIN
-    RETURN CASE WHEN p_task.waits = :WAITS_DEPENDENCIES THEN coalesce(p_task.due_again, (
-        SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_task.topic_id AND t.sequence = p_task.sequence))
-                ELSE p_task.available_at END;
 END $$;
 
 -- Removes tasks in some states, as lock_selected finds them, in batches that limit the server's memory. With p_spare it

@@ -153,7 +153,7 @@ BEGIN
         config_hash := v_parts[2];
         v_key := prefix || '/' || config_hash;
         SELECT count(*), min(n.available_at), max(n.available_at) INTO waiting, next, last FROM (
-            SELECT taskq_internal.due_time(l) AS available_at FROM taskq_internal.live l
+            SELECT l.available_at FROM taskq_internal.live l
             WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier >= v_key || '/'
                 AND l.identifier < v_key || '0'
             ORDER BY l.identifier LIMIT 1000) n;

@@ -173,6 +173,8 @@ BEGIN
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, l.topic_id, l.attempt, l.available_at AS was_due, l.polled,
                d.result = :FAILURE AND NOT f.young AS recorded, p.probe, d.error, d.summary, f.delay,
+               EXISTS (SELECT FROM taskq_internal.dependency n WHERE n.topic_id = l.topic_id
+                       AND n.sequence = l.sequence OFFSET 0) AS depends,
                CASE WHEN d.result = :SUSPENSION AND d.delay < interval '-3650 days' THEN l.available_at  -- no decision
                     WHEN d.result = :SUSPENSION THEN taskq_internal.snoozed_until(v_now, d.delay)
                     WHEN f.young THEN l.available_at
@@ -203,9 +205,10 @@ BEGIN
             holder = NULL,
             polled = NULL,
             available_at = j.due,
-            late = j.due < v_late_before,
+            late = j.depends OR j.due < v_late_before,
             attempt = CASE WHEN j.recorded THEN l.attempt ELSE l.attempt - 1 END,
-            waits = CASE WHEN j.probe AND (j.recorded OR l.attempt > 1) THEN :WAITS_PROBE ELSE l.waits END,
+            waits = CASE WHEN j.probe AND (j.recorded OR l.attempt > 1) THEN :WAITS_PROBE
+                         WHEN j.depends THEN :WAITS_DEPENDENCIES ELSE :WAITS_NOTHING END,
             failed_at = CASE WHEN j.recorded THEN v_now ELSE l.failed_at END,
             elapsed = CASE WHEN j.recorded THEN coalesce(l.elapsed, interval '0') + j.delay ELSE l.elapsed END,
             error = CASE WHEN j.recorded THEN left(j.error, 10000) ELSE l.error END,

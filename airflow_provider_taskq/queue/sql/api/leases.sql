@@ -386,7 +386,7 @@ DECLARE
     v_count bigint;
 BEGIN
     UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, late = true,
-        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
+        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.sequence),
         available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
                         AND t.sequence = l.sequence),
         crashes = l.crashes + CASE WHEN p_crashed IS NULL THEN 0 ELSE 1 END,
@@ -482,15 +482,17 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Returns what a released task waits for. In a topic with a probe, a retry waits for the probe. For any other task the
--- function returns p_waits.
-CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint
-LANGUAGE plpgsql STABLE AS $$
+-- Returns what a released task waits for. In a topic with a probe, a retry waits for the probe. The next poll checks a
+-- task with dependencies, because a newer task of one may have been pushed while the task was held.
+CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_sequence bigint) RETURNS smallint
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
-    IF p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id) THEN
-        RETURN :WAITS_PROBE;
-    END IF;
-    RETURN p_waits;
+    RETURN CASE
+        WHEN p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id)
+            THEN :WAITS_PROBE
+        WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = p_topic_id
+                     AND d.sequence = p_sequence) THEN :WAITS_DEPENDENCIES
+        ELSE :WAITS_NOTHING END;
 END $$;
 
 -- Raises TQ000 for a blank holder or if the times do not fit together, and TQ008 for an invalid duration.

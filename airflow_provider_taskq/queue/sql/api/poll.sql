@@ -112,7 +112,8 @@ BEGIN
         END IF;
         v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, true);
         IF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(v_topic.topic_id)
-            OR taskq_internal.recall_early_tasks(v_topic.topic_id, clock_timestamp()) > 0) THEN
+            OR taskq_internal.recall_early_tasks(v_topic.topic_id, clock_timestamp()) > 0
+            OR taskq_internal.wake_missed(v_topic.topic_id)) THEN
             RETURN QUERY SELECT * FROM taskq.poll_batch(p_topic, p_owner, p_fence, p_identifiers, p_size);
             RETURN;
         END IF;
@@ -131,18 +132,10 @@ COMMITTED.';
 CREATE FUNCTION taskq_internal.claim_first_due(p_topic_id int, p_holder bigint, p_size int, p_lifo boolean)
 RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_found bigint[];
-    v_got   bigint[];
-    v_claimed bigint[] := '{}';
+    v_found bigint[] := taskq_internal.lock_first_due(p_topic_id, p_size, p_lifo);
 BEGIN
-    LOOP
-        v_found := taskq_internal.lock_first_due(p_topic_id, p_size - cardinality(v_claimed), p_lifo);
-        EXIT WHEN cardinality(v_found) = 0;
-        v_got := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
-        v_claimed := v_claimed || v_got;
-        EXIT WHEN cardinality(v_got) = cardinality(v_found);  -- otherwise, tasks that have to wait leave room
-    END LOOP;
-    RETURN v_claimed;
+    RETURN CASE WHEN cardinality(v_found) = 0 THEN '{}'
+                ELSE taskq_internal.claim_locked(p_topic_id, p_holder, v_found) END;
 END $$;
 
 -- Locks the first p_size due tasks that no other transaction holds. Returns their sequences in polled order: by
@@ -234,28 +227,15 @@ BEGIN
         ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Makes READY tasks ACTIVE for a holder and returns their sequences. This transaction has locked their rows. It leaves
--- out tasks with a dependency that is no longer fulfilled: these wait again.
+-- Makes READY tasks ACTIVE for a holder and returns their sequences. This transaction has locked their rows.
 CREATE FUNCTION taskq_internal.claim_locked(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
-    v_now    timestamptz := taskq_internal.announce_claim(p_topic_id);
-    v_depend boolean;
-    v_kept   bigint[];
-    v_back   bigint[];
+    v_now timestamptz := taskq_internal.announce_claim(p_topic_id);
 BEGIN
-    WITH claimed AS (
-        UPDATE taskq_internal.live SET holder = p_holder, polled = v_now, attempt = attempt + 1
-        WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences) RETURNING waits)
-    SELECT bool_or(c.waits < :WAITS_NOTHING) INTO v_depend FROM claimed c;
-    IF v_depend IS NOT TRUE THEN
-        RETURN p_sequences;
-    END IF;
-    v_kept := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
-    v_back := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_kept));
-    PERFORM taskq_internal.undo_claim(p_topic_id, v_back);
-    PERFORM taskq_internal.check_dependents(p_topic_id, v_back);
-    RETURN v_kept;
+    UPDATE taskq_internal.live SET holder = p_holder, polled = v_now, attempt = attempt + 1
+    WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
+    RETURN p_sequences;
 END $$;
 
 -- Makes tasks READY again that this transaction has just claimed.
@@ -328,7 +308,8 @@ BEGIN
     v_advanced := taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo,
                 p_condition <> 'NONE');
     IF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(p_topic.topic_id)
-        OR taskq_internal.recall_early_tasks(p_topic.topic_id, clock_timestamp()) > 0) THEN
+        OR taskq_internal.recall_early_tasks(p_topic.topic_id, clock_timestamp()) > 0
+        OR taskq_internal.wake_missed(p_topic.topic_id)) THEN
         RETURN taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
     END IF;
     RETURN v_claimed;
@@ -405,20 +386,19 @@ BEGIN
     FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic_id, 101, v_now) LOOP
         SELECT count(*) INTO v_found FROM (
             SELECT FROM (
-                (SELECT l.xmin, l.xmax, l.waits, l.sequence FROM taskq_internal.live l
+                (SELECT l.xmin, l.xmax FROM taskq_internal.live l
                  WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
                    AND l.priority + 0 = v_front.priority AND l.available_at <= v_now
                    AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
                  ORDER BY l.available_at, l.sequence)
                 UNION ALL
-                (SELECT l.xmin, l.xmax, l.waits, l.sequence FROM taskq_internal.live l
+                (SELECT l.xmin, l.xmax FROM taskq_internal.live l
                  WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
                    AND l.priority = v_front.priority AND l.available_at <= v_now
                    AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
                  ORDER BY l.available_at, l.sequence)) l
             WHERE NOT (taskq_internal.is_transaction_open(l.xmax, v_next)
                        AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
-              AND (l.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, l.sequence))
             LIMIT p_limit - v_count) found;
         v_count := v_count + v_found;
         EXIT WHEN v_count >= p_limit;

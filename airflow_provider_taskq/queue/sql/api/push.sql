@@ -24,6 +24,7 @@ DECLARE
     v_due      timestamptz := v_now;
     v_front    timestamptz;
     v_pushed   timestamptz;
+    v_depended boolean;
     v_sequence bigint;
 BEGIN
     -- The array form handles a task that it may reject, or that needs more than two rows, because only the array form
@@ -46,8 +47,10 @@ BEGIN
     END IF;
     SELECT greatest(f.available_at, (
         SELECT i.available_at FROM taskq_internal.identifier_front i
-        WHERE i.topic_id = v_topic.topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1)), f.pushed
-    INTO v_front, v_pushed FROM taskq_internal.front f
+        WHERE i.topic_id = v_topic.topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1)), f.pushed,
+        EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.on_topic_id = v_topic.topic_id
+                AND d.on_identifier = push.identifier AND NOT d.waiting)
+    INTO v_front, v_pushed, v_depended FROM taskq_internal.front f
     WHERE f.topic_id = v_topic.topic_id AND f.priority = coalesce(push.priority, 0)
     ORDER BY f.priority DESC, f.number DESC LIMIT 1;
     IF NOT FOUND THEN
@@ -63,6 +66,9 @@ BEGIN
             reference, ttl, payload::json);
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, late, identifier)
     VALUES (v_sequence, v_due, v_topic.topic_id, coalesce(priority, 0), v_due < greatest(v_now, v_front), identifier);
+    IF v_depended IS NOT FALSE THEN
+        PERFORM taskq_internal.park_dependents(v_topic.topic_id, ARRAY[identifier]);
+    END IF;
     RETURN v_sequence;
 END $$;
 COMMENT ON FUNCTION taskq.push(text, text, text, text, text, interval, timestamptz, int, interval, boolean) IS
@@ -136,6 +142,7 @@ BEGIN
                  unnest(p_available_at) AS available_at, unnest(p_delays) AS delay, unnest(p_priorities) AS priority,
                  unnest(v_states) AS state) n
     WHERE coalesce(n.state, :READY) = :READY;
+    PERFORM taskq_internal.park_dependents(v_topic.topic_id, p_identifiers);
     IF v_states IS NULL AND p_depend_places IS NULL THEN
         RETURN v_sequences;
     END IF;
@@ -405,13 +412,12 @@ LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     WITH gone AS (
         DELETE FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
-        RETURNING l.*, CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN taskq_internal.due_time(l) ELSE l.available_at END
-            AS due)
+        RETURNING l.*)
     INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, descent, crashes,
         redelivered, identifier, error, error_summary)
-    SELECT g.sequence, CASE WHEN p_state <> :REDUNDANT THEN clock_timestamp() END, g.due, g.topic_id, g.attempt, p_state,
-           CASE WHEN p_state = :REDUNDANT THEN :READY END, g.crashes, g.redelivered, g.identifier, g.error,
-           g.error_summary
+    SELECT g.sequence, CASE WHEN p_state <> :REDUNDANT THEN clock_timestamp() END, g.available_at, g.topic_id,
+           g.attempt, p_state, CASE WHEN p_state = :REDUNDANT THEN :READY END, g.crashes, g.redelivered,
+           g.identifier, g.error, g.error_summary
     FROM gone g;
 END $$;
 
@@ -455,7 +461,6 @@ DECLARE
     v_waiting taskq_internal.live;
     v_task    taskq_internal.task;
     v_now     timestamptz := clock_timestamp();
-    v_was     timestamptz;
     v_due     timestamptz;
 BEGIN
     IF p_if_exists = 'ignore_held' THEN
@@ -482,17 +487,15 @@ BEGIN
     ELSIF p_if_exists = 'update' THEN
         SELECT t.* INTO v_task FROM taskq_internal.task t
         WHERE t.topic_id = p_topic.topic_id AND t.sequence = v_waiting.sequence;
-        v_was := taskq_internal.due_time(v_waiting);
-        v_due := coalesce(p_available_at, v_now + p_delay, least(v_was, v_now));
-        IF (v_task.payload::text, v_task.reference, v_task.ttl, v_task.priority::int, v_was)
+        v_due := coalesce(p_available_at, v_now + p_delay, least(v_waiting.available_at, v_now));
+        IF (v_task.payload::text, v_task.reference, v_task.ttl, v_task.priority::int, v_waiting.available_at)
             IS DISTINCT FROM (p_payload, p_reference, p_ttl, p_priority, v_due) THEN
             outcome := 'UPDATED';
             UPDATE taskq_internal.task t SET payload = p_payload::json, reference = p_reference, ttl = p_ttl,
                 priority = p_priority, due = v_due
             WHERE t.topic_id = p_topic.topic_id AND t.sequence = v_waiting.sequence;
             PERFORM taskq_internal.add_fronts(p_topic.topic_id, ARRAY[p_priority]);
-            UPDATE taskq_internal.live l SET priority = p_priority, late = true, due_again = NULL,
-                available_at = CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN l.available_at ELSE v_due END
+            UPDATE taskq_internal.live l SET priority = p_priority, late = true, available_at = v_due
             WHERE l.topic_id = p_topic.topic_id AND l.sequence = v_waiting.sequence;
             IF p_topic.notify THEN
                 PERFORM taskq.notify(p_topic.name);  -- it may be due earlier

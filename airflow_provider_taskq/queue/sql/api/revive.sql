@@ -36,6 +36,7 @@ CREATE FUNCTION taskq.reassign(
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_found    bigint[];
+    v_identifiers text[];
 BEGIN
     IF p_result IS NULL OR p_result NOT BETWEEN :FAILURE AND :SUCCESS THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
@@ -48,10 +49,12 @@ BEGIN
     UPDATE taskq_internal.ended SET state = taskq_internal.state_of_result(p_result),
         completed = coalesce(completed, clock_timestamp())
     WHERE topic_id = v_topic_id AND sequence = ANY (v_found);
-    IF p_result = :SUCCESS AND taskq_internal.has_dependents(v_topic_id) THEN
-        PERFORM taskq_internal.wake_dependents(v_topic_id, ARRAY(
-            SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id
-                AND e.sequence = ANY (v_found)));
+    v_identifiers := ARRAY(SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id
+                           AND e.sequence = ANY (v_found));
+    IF p_result = :SUCCESS THEN
+        PERFORM taskq_internal.wake_dependents(v_topic_id, v_identifiers);
+    ELSE
+        PERFORM taskq_internal.park_dependents(v_topic_id, v_identifiers);
     END IF;
     RETURN cardinality(v_found);
 END $$;
@@ -169,6 +172,9 @@ BEGIN
     PERFORM taskq_internal.record_change(p_topic_id, :HISTORY_RESET, p_sequences);
     DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, p_sequences);
+    PERFORM taskq_internal.park_dependents(p_topic_id, ARRAY(
+        SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+            AND l.sequence = ANY (p_sequences)));
 END $$;
 
 -- Inserts tasks as READY in their original place. The next poll checks the tasks with dependencies. If the topic's
@@ -180,7 +186,7 @@ BEGIN
         SELECT DISTINCT t.priority FROM taskq_internal.task t WHERE t.topic_id = p_topic_id
             AND t.sequence = ANY (p_sequences)));
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, waits, late, identifier)
-    SELECT t.sequence, CASE WHEN d.sequence IS NULL THEN t.due ELSE '-infinity' END, t.topic_id, t.priority,
+    SELECT t.sequence, t.due, t.topic_id, t.priority,
            CASE WHEN d.sequence IS NULL THEN :WAITS_NOTHING ELSE :WAITS_DEPENDENCIES END, true, t.identifier
     FROM (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
     LEFT JOIN (SELECT DISTINCT sequence FROM taskq_internal.dependency
@@ -232,6 +238,7 @@ BEGIN
     FROM unnest(v_new, v_identifiers, v_states) AS n (sequence, identifier, state) WHERE n.state = :REDUNDANT;
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, ARRAY(
         SELECT n.sequence FROM unnest(v_new, v_states) AS n (sequence, state) WHERE n.state = :READY));
+    PERFORM taskq_internal.park_dependents(p_topic_id, v_identifiers);
     RETURN v_new;
 END $$;
 

@@ -183,24 +183,14 @@ BEGIN
         RAISE lock_not_available;
     END IF;
     FOREACH v_table IN ARRAY CASE WHEN v_topic_id < :FIRST_OWN_TOPIC THEN ARRAY['live', 'ended', 'task'] ELSE '{}' END
-        || ARRAY['probe', 'probe_result', 'group_release', 'handling', 'consumer_partition',
-                 'consumer_progress', 'consumer_group', 'skipped_event', 'retention_walk', 'front', 'identifier_front'] LOOP
+        || ARRAY['dependency', 'history', 'probe', 'probe_result', 'group_release', 'handling', 'consumer_partition',
+                 'consumer_progress', 'consumer_group', 'skipped_event', 'retention_walk', 'front',
+                 'identifier_front'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I WHERE topic_id = $1', v_table) USING v_topic_id;
     END LOOP;
-    PERFORM taskq_internal.delete_waits(v_topic_id);
     IF v_topic_id >= :FIRST_OWN_TOPIC THEN
         PERFORM taskq_internal.drop_own_tables(v_topic_id);
     END IF;
     DELETE FROM taskq_internal.topic WHERE topic_id = v_topic_id;
     RETURN true;
-END $$;
-
--- Deletes the dependencies and the history of a topic's removed tasks, and wakes the tasks that depend on them.
-CREATE FUNCTION taskq_internal.delete_waits(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id;
-    DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id;
-    PERFORM taskq_internal.wake_dependents(p_topic_id, ARRAY(
-        SELECT DISTINCT d.on_identifier FROM taskq_internal.dependency d WHERE d.on_topic_id = p_topic_id
-            AND d.waiting));
 END $$;

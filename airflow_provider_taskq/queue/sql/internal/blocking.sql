@@ -1,9 +1,10 @@
 -- Blocking: what keeps a READY task out of the indexes that a poll reads. This is its dependencies (live.waits =
 -- DEPENDENCIES), the probe of its topic (PROBE), or a user that has to resume it (RESUME).
 --
--- The end of a dependency wakes a task that waits for it (available_at = -infinity), and the next poll checks the task
--- again. The transaction that makes the task wait and the one that ends the dependency can miss each other. So polls
--- also check the task from time to time: after a tenth of its age, between a second and a minute.
+-- The end of a dependency wakes the tasks that wait for it: they become late, and the next poll checks them. The push
+-- of a newer task of the identifier makes tasks wait again that could be claimed. The transaction that makes a task
+-- wait and the one that ends its dependency can miss each other. So a poll that finds nothing also looks at some of the
+-- tasks that wait. It writes only if it finds one that need not.
 
 -- Returns the tasks among p_sequences whose dependencies are all fulfilled. A dependency is fulfilled if the latest
 -- task of its identifier has SUCCEEDED. If no task of the identifier is left, it is what the last check found.
@@ -25,59 +26,31 @@ BEGIN
             OFFSET 0));
 END $$;
 
--- Returns whether all dependencies of one task are fulfilled.
-CREATE FUNCTION taskq_internal.is_fulfilled(p_topic_id int, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN cardinality(taskq_internal.fulfilled_dependents(p_topic_id, ARRAY[p_sequence])) = 1;
-END $$;
-
--- Makes the tasks among p_sequences wait whose dependencies are no longer fulfilled, because a newer task of the
--- identifier was pushed. Returns whether there were any. The cost is negligible if the topic has no dependencies.
-CREATE FUNCTION taskq_internal.park_unfulfilled(p_topic_id int, p_sequences bigint[]) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-DECLARE
-    v_doubtful bigint[];
-BEGIN
-    IF NOT EXISTS (SELECT FROM taskq_internal.dependency WHERE topic_id = p_topic_id) THEN
-        RETURN false;
-    END IF;
-    v_doubtful := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                          AND l.waits + 0 = :WAITS_MET  -- + 0 keeps the planner from live_ready
-                        FOR UPDATE SKIP LOCKED);
-    RETURN cardinality(v_doubtful) > 0
-        AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
-END $$;
-
 -- Checks READY tasks with dependencies, whose rows this transaction holds. Polls may then claim the fulfilled tasks in
--- their original place, and the others wait. Returns the fulfilled tasks.
+-- their place, or promote them if they are retries that wait for the probe. The others wait. Returns the fulfilled
+-- tasks.
 CREATE FUNCTION taskq_internal.check_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_now  timestamptz := clock_timestamp();
     v_fulfilled bigint[] := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
     v_rest bigint[] := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_fulfilled));
 BEGIN
     -- Each outcome has its own statement, and each task its own lookup. So no plan compares a row with a whole array,
     -- and none joins: callers forbid different kinds of joins.
     IF cardinality(v_fulfilled) > 0 THEN
-        UPDATE taskq_internal.live l SET waits = :WAITS_MET, late = true, due_again = NULL,
-            available_at = CASE WHEN l.waits = :WAITS_MET THEN l.available_at ELSE coalesce(l.due_again, (
-                SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
+        UPDATE taskq_internal.live l SET late = true, waits = CASE
+            WHEN l.attempt > 0 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id)
+            THEN :WAITS_PROBE ELSE :WAITS_NOTHING END
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_fulfilled);
         UPDATE taskq_internal.dependency d SET waiting = false
-        -- The cast keeps the planner from the index dependency_waiting.
-        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_fulfilled) AND d.waiting::int = 1;
+        -- This condition keeps the planner from the index dependency_waiting.
+        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_fulfilled) AND d.waiting IS DISTINCT FROM false;
     END IF;
     IF cardinality(v_rest) > 0 THEN
-        UPDATE taskq_internal.live l SET waits = :WAITS_DEPENDENCIES, (available_at, due_again) = (
-            -- The next check comes after a tenth of the task's age.
-            SELECT v_now + least(greatest((v_now - t.created) / 10, interval '1 second'), interval '1 minute'),
-                   CASE WHEN l.waits = :WAITS_MET THEN nullif(l.available_at, t.due) ELSE l.due_again END
-            FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
-        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_rest);
+        UPDATE taskq_internal.live SET late = false, waits = :WAITS_DEPENDENCIES
+        WHERE topic_id = p_topic_id AND sequence = ANY (v_rest);
         UPDATE taskq_internal.dependency d SET waiting = true
-        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_rest) AND NOT d.waiting
+        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_rest) AND d.waiting IS NOT TRUE
           -- A dependency whose tasks were removed after their success stays fulfilled.
           AND EXISTS (SELECT FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
                       AND t.topic_id = d.on_topic_id OFFSET 0);
@@ -125,34 +98,62 @@ BEGIN
             ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
 END $$;
 
--- Wakes the tasks that wait for these identifiers of a topic, so that the next poll checks them. Never waits: if
--- another transaction checks a task now, the task keeps the time of its next check.
+-- Wakes the tasks that wait for these identifiers of a topic, so that the next poll checks them. Never waits, and
+-- leaves out the tasks that another transaction has locked.
 CREATE FUNCTION taskq_internal.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_waiting  record;
-    v_sleeping bigint[];
+    v_dependents record;
 BEGIN
-    IF NOT EXISTS (SELECT FROM taskq_internal.dependency WHERE on_topic_id = p_topic_id AND waiting) THEN
-        RETURN;
-    END IF;
-    FOR v_waiting IN
-        SELECT d.topic_id, array_agg(DISTINCT d.sequence) AS sequences
+    FOR v_dependents IN SELECT * FROM taskq_internal.dependents_of(p_topic_id, p_identifiers, true) LOOP
+        UPDATE taskq_internal.live SET late = true
+        WHERE topic_id = v_dependents.topic_id AND sequence = ANY (ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = v_dependents.topic_id AND l.sequence = ANY (v_dependents.sequences)
+              AND l.holder IS NULL AND l.waits + 0 = :WAITS_DEPENDENCIES AND NOT l.late
+            FOR UPDATE SKIP LOCKED));
+    END LOOP;
+END $$;
+
+-- Makes the tasks wait again that depend on these identifiers, of which a newer task was pushed. Never waits: a task
+-- that a poll is claiming counts as ACTIVE. Forgets the dependencies of tasks that have ended, so that the next push
+-- does not read them.
+CREATE FUNCTION taskq_internal.park_dependents(p_topic_id int, p_identifiers text[]) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_dependents record;
+BEGIN
+    FOR v_dependents IN SELECT * FROM taskq_internal.dependents_of(p_topic_id, p_identifiers, false) LOOP
+        PERFORM taskq_internal.check_dependents(v_dependents.topic_id, ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = v_dependents.topic_id AND l.sequence = ANY (v_dependents.sequences)
+              AND l.holder IS NULL AND l.waits + 0 <= :WAITS_NOTHING
+            FOR UPDATE SKIP LOCKED));
+        UPDATE taskq_internal.dependency SET waiting = NULL WHERE ctid = ANY (ARRAY(
+            SELECT d.ctid FROM taskq_internal.dependency d
+            WHERE d.topic_id = v_dependents.topic_id AND d.sequence = ANY (v_dependents.sequences)
+              AND NOT EXISTS (SELECT FROM taskq_internal.live l
+                              WHERE l.topic_id = v_dependents.topic_id AND l.sequence = d.sequence OFFSET 0)
+            FOR UPDATE SKIP LOCKED));
+    END LOOP;
+END $$;
+
+-- Returns the tasks that depend on these identifiers of a topic, by their own topics: those that wait for one, or those
+-- that do not.
+CREATE FUNCTION taskq_internal.dependents_of(p_on_topic_id int, p_identifiers text[], p_waiting boolean)
+RETURNS TABLE (topic_id int, sequences bigint[]) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+BEGIN
+    IF EXISTS (SELECT FROM taskq_internal.dependency d
+               WHERE d.on_topic_id = p_on_topic_id AND d.waiting = p_waiting) THEN
+        RETURN QUERY
+        SELECT d.topic_id, array_agg(DISTINCT d.sequence)
         FROM (SELECT DISTINCT i.identifier COLLATE "C" AS identifier FROM unnest(p_identifiers) AS i (identifier)) u
         CROSS JOIN LATERAL (
             SELECT w.topic_id, w.sequence FROM taskq_internal.dependency w
-            WHERE w.on_topic_id = p_topic_id AND w.on_identifier = u.identifier AND w.waiting OFFSET 0) d
-        GROUP BY d.topic_id
-    LOOP
-        v_sleeping := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                            WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
-                              -- + 0 keeps the planner from the index live_waiting.
-                              AND l.holder IS NULL AND l.waits + 0 = :WAITS_DEPENDENCIES
-                                  AND l.available_at <> '-infinity'
-                            FOR UPDATE SKIP LOCKED);
-        UPDATE taskq_internal.live SET available_at = '-infinity'
-        WHERE topic_id = v_waiting.topic_id AND sequence = ANY (v_sleeping);
-    END LOOP;
+            WHERE w.on_topic_id = p_on_topic_id AND w.on_identifier = u.identifier AND w.waiting = p_waiting
+            OFFSET 0) d
+        GROUP BY d.topic_id;
+    END IF;
 END $$;
 
 -- Promotes tasks that have waited long enough, before a poll of up to p_size tasks reads the indexes. A promoted task
@@ -162,57 +163,89 @@ CREATE FUNCTION taskq_internal.promote_waiting(
     p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
 ) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_now timestamptz := clock_timestamp();
+    v_now     timestamptz := clock_timestamp();
+    v_woken   bigint;
+    v_retries bigint;
 BEGIN
-    -- The order is one that only live_waiting has. Otherwise a plan made while the table was empty could use any index.
-    IF (SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
-          AND l.waits < :WAITS_RESUME
-        ORDER BY l.waits, l.available_at, l.sequence LIMIT 1) IS NULL THEN
-        RETURN false;  -- saves the other two in most polls
+    -- The orders are ones that only live_woken and live_waiting have. Otherwise a plan made while the table was empty
+    -- could use any index.
+    SELECT (SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.late
+            ORDER BY -l.priority, l.available_at, l.sequence LIMIT 1),
+           (SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
+              AND l.waits = :WAITS_PROBE AND l.available_at <= v_now
+            ORDER BY l.available_at, l.sequence LIMIT 1)
+    INTO v_woken, v_retries;
+    IF coalesce(v_woken, v_retries) IS NULL THEN
+        RETURN false;
     END IF;
-    IF (SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
-            AND l.available_at <= v_now
-        ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
-        PERFORM taskq_internal.promote_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
-    END IF;
-    IF (SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE AND l.available_at <= v_now
-        ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
-        PERFORM taskq_internal.promote_retries(p_topic, p_size, p_lifo, p_condition);
-    END IF;
+    PERFORM taskq_internal.promote_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
+    PERFORM taskq_internal.promote_retries(p_topic, p_size, p_lifo, p_condition);
     RETURN true;
 END $$;
 
--- Checks woken tasks until a poll may claim p_size of them, and a hundred of the tasks whose next check is due. With
--- p_size NULL it checks all woken tasks.
+-- Checks woken tasks in polled order, until a poll may claim p_size of them. With p_size NULL it checks all of them.
 CREATE FUNCTION taskq_internal.promote_dependents(p_topic_id int, p_size int) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_now    timestamptz := clock_timestamp();  -- a variable, as an index range cannot use a volatile function
-    v_checked bigint[];
-    v_after  bigint := 0;
-    v_freed  bigint := 0;
+    v_last  taskq_internal.live;  -- skips the dead index entries of tasks that this call has moved
+    v_woken bigint[];
+    v_freed bigint := 0;
 BEGIN
+    v_last.priority := 101;
+    v_last.available_at := '-infinity';
+    v_last.sequence := 0;
     LOOP
-        v_checked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
-                              AND l.available_at = '-infinity'
-                            AND l.sequence > v_after  -- skips the dead index entries of tasks that this call has moved
-                          ORDER BY l.sequence LIMIT greatest(p_size - v_freed, 100) FOR UPDATE SKIP LOCKED);
-        EXIT WHEN cardinality(v_checked) = 0;
-        v_after := v_checked[cardinality(v_checked)];
-        v_freed := v_freed + cardinality(taskq_internal.check_dependents(p_topic_id, v_checked));
+        v_woken := ARRAY(SELECT l.sequence FROM taskq_internal.live l
+                         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.late
+                           AND (-l.priority, l.available_at, l.sequence) > (-v_last.priority, v_last.available_at,
+                                                                            v_last.sequence)
+                         ORDER BY -l.priority, l.available_at, l.sequence LIMIT greatest(p_size - v_freed, 100)
+                         FOR UPDATE SKIP LOCKED);
+        EXIT WHEN cardinality(v_woken) = 0;
+        SELECT * INTO v_last FROM taskq_internal.live
+        WHERE topic_id = p_topic_id AND sequence = v_woken[cardinality(v_woken)];
+        v_freed := v_freed + cardinality(taskq_internal.check_dependents(p_topic_id, v_woken));
         EXIT WHEN v_freed >= p_size;
     END LOOP;
-    v_checked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                      WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
-                        AND l.available_at > '-infinity' AND l.available_at <= v_now
-                      ORDER BY l.available_at, l.sequence LIMIT 100 FOR UPDATE SKIP LOCKED);
-    IF cardinality(v_checked) > 0 THEN
-        PERFORM taskq_internal.check_dependents(p_topic_id, v_checked);
+END $$;
+
+-- Wakes the tasks that missed_dependents returns. Returns whether there were any.
+CREATE FUNCTION taskq_internal.wake_missed(p_topic_id int) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_missed bigint[] := taskq_internal.missed_dependents(p_topic_id);
+BEGIN
+    IF cardinality(v_missed) > 0 THEN
+        UPDATE taskq_internal.live SET late = true WHERE topic_id = p_topic_id AND sequence = ANY (ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_missed) AND l.holder IS NULL
+              AND l.waits + 0 = :WAITS_DEPENDENCIES
+            FOR UPDATE SKIP LOCKED));
     END IF;
+    RETURN FOUND;
+END $$;
+
+-- Returns those of 25 tasks that wait for dependencies, whose dependencies are fulfilled and which are due. The tasks
+-- follow a random hash in the order of the hashes of their sequences, so that each task has the same chance.
+CREATE FUNCTION taskq_internal.missed_dependents(p_topic_id int) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_from int := floor(random() * 4294967296) - 2147483648;
+BEGIN
+    RETURN taskq_internal.fulfilled_dependents(p_topic_id, ARRAY(
+        SELECT n.sequence FROM (
+            SELECT a.* FROM (
+                (SELECT l.sequence, l.available_at FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND NOT l.late
+                   AND hashint8(l.sequence) >= v_from ORDER BY hashint8(l.sequence) LIMIT 25)
+                UNION ALL
+                (SELECT l.sequence, l.available_at FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND NOT l.late
+                   AND hashint8(l.sequence) < v_from ORDER BY hashint8(l.sequence) LIMIT 25)) a
+            LIMIT 25) n
+        WHERE n.available_at <= clock_timestamp()));
 END $$;
 
 -- Promotes retries that wait for the probe of their topic. While retries succeed, it promotes the due ones in polled
@@ -251,10 +284,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED);
     UPDATE taskq_internal.live l SET late = true, waits = CASE
         -- The last probe, which no poll under the condition can claim, gives its place to this one.
-        WHEN l.sequence <> ALL (v_retries) THEN :WAITS_PROBE
-        WHEN EXISTS (SELECT FROM taskq_internal.dependency d
-                     WHERE d.topic_id = l.topic_id AND d.sequence = l.sequence) THEN :WAITS_MET
-        ELSE :WAITS_NOTHING END
+        WHEN l.sequence <> ALL (v_retries) THEN :WAITS_PROBE ELSE :WAITS_NOTHING END
     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_locked);
 END $$;
 
@@ -288,7 +318,7 @@ BEGIN
         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE AND l.available_at <= p_now
         ORDER BY l.failed_at NULLS FIRST, l.priority DESC, l.sequence
     LOOP
-        IF p_condition = 'NONE' OR taskq_internal.has_turn(p_topic_id, v_sequence, p_condition) THEN
+        IF taskq_internal.may_promote(p_topic_id, v_sequence, p_condition) THEN
             RETURN ARRAY[v_sequence];
         END IF;
     END LOOP;
@@ -299,7 +329,7 @@ END $$;
 CREATE FUNCTION taskq_internal.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
-    RETURN ARRAY(
+    RETURN taskq_internal.fulfilled_dependents(p_topic_id, ARRAY(
         SELECT a.sequence
         FROM (SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
               AND l.sequence = ANY (p_sequences)) u
@@ -307,7 +337,7 @@ BEGIN
             SELECT b.sequence FROM taskq_internal.live b
             WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0
                 AND coalesce(b.polled, 'infinity') = 'infinity' AND b.holder IS NULL AND b.waits + 0 = :WAITS_PROBE
-            OFFSET 0) a);
+            OFFSET 0) a));
 END $$;
 
 -- Returns the first p_size due retries that wait for the probe, in polled order. Under a condition it returns only
@@ -336,13 +366,21 @@ BEGIN
                    AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at DESC,
                        l.sequence DESC)) r
         LOOP
-            IF p_condition = 'NONE' OR taskq_internal.has_turn(p_topic_id, v_sequence, p_condition) THEN
+            IF taskq_internal.may_promote(p_topic_id, v_sequence, p_condition) THEN
                 v_due := v_due || v_sequence;
             END IF;
             EXIT WHEN cardinality(v_due) >= p_size;
         END LOOP;
     END LOOP;
     RETURN v_due;
+END $$;
+
+-- Returns whether a poll under a condition could claim a retry: its dependencies are fulfilled, and it has its turn.
+CREATE FUNCTION taskq_internal.may_promote(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN cardinality(taskq_internal.fulfilled_dependents(p_topic_id, ARRAY[p_sequence])) = 1
+        AND (p_condition = 'NONE' OR taskq_internal.has_turn(p_topic_id, p_sequence, p_condition));
 END $$;
 
 -- Returns whether an attempted task has the turn of its identifier, and no task blocks the identifier.
@@ -367,10 +405,10 @@ BEGIN
 END $$;
 
 -- Returns whether a poll may promote retries of a topic, and whether they fail: then it may promote one, as the probe.
--- period, sequences and version are those of the last probe. While retries fail, the last probe has to be over: no owner
--- holds it, and no poll under the condition can claim it. Also, since its failure, a retry has to have become due or the
--- topic's first delay to have passed. The delay of the failed task does not count: it grows, and the other retries would
--- wait for it.
+-- period, sequences and version are those of the last probe. While retries fail, the last probe has to be over: no
+-- owner holds it, and no poll under the condition can claim it. Also, since its failure, a retry has to have become due
+-- or the topic's first delay to have passed. The delay of the failed task does not count: it grows, and the other
+-- retries would wait for it.
 CREATE FUNCTION taskq_internal.may_probe(
     p_topic taskq_internal.topic, p_now timestamptz, p_condition text, OUT allowed boolean, OUT failing boolean,
     OUT period int, OUT sequences bigint[], OUT version xid
@@ -388,8 +426,7 @@ BEGIN
             SELECT FROM taskq_internal.live l
             WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (sequences)
               AND (l.holder IS NOT NULL OR l.waits + 0 <= :WAITS_NOTHING AND l.available_at <= p_now
-                   AND CASE p_condition WHEN 'NONE' THEN true WHEN 'BATCH' THEN false
-                       ELSE taskq_internal.has_turn(l.topic_id, l.sequence, p_condition) END))
+                   AND p_condition <> 'BATCH' AND taskq_internal.may_promote(l.topic_id, l.sequence, p_condition)))
         AND (v_result.failed_at IS NULL OR v_result.failed_at + least(p_topic.base, p_topic.max_delay) <= p_now
              OR (SELECT l.sequence FROM taskq_internal.live l
                  WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
@@ -401,7 +438,7 @@ END $$;
 CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE waiting)
+    RETURN EXISTS (SELECT FROM taskq_internal.dependency)  -- an index of those that wait has dead entries
         OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
 END $$;
 
@@ -474,46 +511,23 @@ BEGIN
     WHERE topic_id = p_topic_id AND sequence = ANY (v_retries);
 END $$;
 
--- Returns the tasks that a poll would promote now: woken dependents that are fulfilled and due, a hundred of the tasks
--- whose next check is due (another hundred at each call), and up to p_limit retries. It changes nothing.
+-- Returns the tasks that a poll would promote now: woken and missed dependents that are fulfilled and due, and up to
+-- p_limit retries. It changes nothing.
 CREATE FUNCTION taskq_internal.waiting_to_promote(p_topic taskq_internal.topic, p_limit int, p_condition text)
-RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_now    timestamptz := clock_timestamp();
-    v_first  timestamptz := (SELECT l.available_at FROM taskq_internal.live l
-                             WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
-                               AND l.available_at > '-infinity' AND l.available_at <= v_now ORDER BY l.available_at
-                                   LIMIT 1);
-    v_middle timestamptz;
-    v_aged   bigint[];
-    v_checked bigint[];
-    v_probe  record := taskq_internal.may_probe(p_topic, v_now, p_condition);
+    v_now   timestamptz := clock_timestamp();
+    v_probe record := taskq_internal.may_probe(p_topic, v_now, p_condition);
+    v_tasks bigint[] := ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.late
+          AND l.available_at <= v_now AND (l.attempt = 0 OR NOT p_topic.probe));
 BEGIN
-    v_checked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                      WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
-                          AND l.available_at = '-infinity');
-    v_middle := v_first + random() * (v_now - v_first);
-    v_aged := ARRAY(
-        SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
-            AND l.available_at BETWEEN v_middle AND v_now
-        ORDER BY l.available_at LIMIT 100);
-    v_checked := v_checked || v_aged || ARRAY(
-        SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
-          AND l.available_at >= v_first AND l.available_at < v_middle
-        ORDER BY l.available_at LIMIT 100 - cardinality(v_aged));
-    IF cardinality(v_checked) > 0 THEN
-        v_checked := taskq_internal.fulfilled_dependents(p_topic.topic_id, v_checked);
-        v_checked := ARRAY(SELECT t.sequence FROM taskq_internal.task t JOIN taskq_internal.live l
-                          USING (topic_id, sequence)
-                          WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_checked)
-                            AND coalesce(l.due_again, t.due) <= v_now);
-    END IF;
+    v_tasks := taskq_internal.fulfilled_dependents(p_topic.topic_id, v_tasks)
+        || taskq_internal.missed_dependents(p_topic.topic_id);
     IF v_probe.allowed THEN
-        v_checked := v_checked || taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_limit, false,
-                p_condition);
+        v_tasks := v_tasks || taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_limit, false,
+            p_condition);
     END IF;
-    RETURN v_checked;
+    RETURN v_tasks;
 END $$;

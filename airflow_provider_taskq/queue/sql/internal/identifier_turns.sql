@@ -440,20 +440,14 @@ DECLARE
     v_found bigint[];
     v_of    text[];
 BEGIN
-    LOOP
-        v_found := taskq_internal.lock_groups(p_topic_id, p_now, ARRAY(
-            SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY
-                AS u (sequence, identifier, place)
-            WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
-        -- The claimed tasks that have to wait leave room for other tasks.
-        EXIT WHEN NOT taskq_internal.park_unfulfilled(p_topic_id, v_found);
-    END LOOP;
+    v_found := taskq_internal.lock_groups(p_topic_id, p_now, ARRAY(
+        SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY AS u (sequence, identifier, place)
+        WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
     v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
                   AND l.sequence = ANY (v_found));
     missed := ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier) WHERE u.identifier <> ALL (v_of));
     claimed := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
-    identifier_count := (SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
-                         AND l.sequence = ANY (claimed));
+    identifier_count := cardinality(v_of);
 END $$;
 
 -- Locks identifiers until the transaction ends. Returns the sequences of the identifiers that it could lock.
@@ -594,14 +588,13 @@ BEGIN
                 v_many := true;
             END IF;
         END IF;
-        CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
         v_got := taskq_internal.claim_found_turns(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
                                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         v_claimed := v_claimed || v_got.claimed;
         v_missed := v_missed || v_got.missed;
         EXIT WHEN v_got.identifier_count >= v_wanted;
         IF cardinality(v_turns.sequences) < v_wanted THEN
-            IF v_turns.seen < v_window THEN  -- the window has all due tasks; a parked task may have given its turn away
+            IF v_turns.seen < v_window THEN  -- the window has all due tasks; another task may have the turn now
                 EXIT WHEN v_got.identifier_count = cardinality(v_turns.sequences);
             ELSIF v_window >= v_widest THEN
                 RETURN v_claimed || taskq_internal.claim_turns_beyond(
@@ -661,7 +654,6 @@ BEGIN
             v_after := v_start;
             CONTINUE;
         END IF;
-        CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
         v_got := taskq_internal.claim_found_turns(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_each,
                                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         p_missed := p_missed || v_got.missed;
@@ -745,8 +737,7 @@ BEGIN
 END $$;
 
 -- Returns the number of these turns that no other transaction holds: neither the row, nor the identifier if it is in
--- p_identifiers. It takes no lock. If the dependencies of a task are no longer fulfilled, the turn passes to the next
--- task of its identifier, unless the task was attempted.
+-- p_identifiers. It takes no lock.
 CREATE FUNCTION taskq_internal.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -756,9 +747,7 @@ BEGIN
     RETURN (SELECT count(*) FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
               AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next)
-                       AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
-              AND (l.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, l.sequence)
-                   OR l.attempt = 0 AND taskq_internal.has_due_task(p_topic_id, l.identifier)));
+                       AND NOT taskq_internal.is_transaction_open(l.xmin, v_next)));
 END $$;
 
 -- Returns the identifiers that another open transaction has locked, which a poll would leave out. It takes no lock.
@@ -796,14 +785,3 @@ CREATE FUNCTION taskq_internal.identifier_bucket(p_topic_id int, p_identifier te
 LANGUAGE sql IMMUTABLE AS $$
     SELECT (hashtextextended(p_identifier, p_topic_id) & 65535)::int
 $$;
-
--- Returns whether an identifier has a due task that waits for no dependency.
-CREATE FUNCTION taskq_internal.has_due_task(p_topic_id int, p_identifier text) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.live b
-                   WHERE b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id
-                     AND b.identifier = p_identifier AND b.holder IS NULL
-                     AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= clock_timestamp()
-                     AND (b.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, b.sequence)));
-END $$;

@@ -40,7 +40,7 @@ CREATE INDEX task_reference ON taskq_internal.task (reference, topic_id, sequenc
 
 CREATE TABLE taskq_internal.live (
     sequence     bigint NOT NULL,
-    available_at timestamptz NOT NULL,         -- the due time; while it waits for dependencies, the next check
+    available_at timestamptz NOT NULL,         -- the due time
     holder       bigint,                       -- owner_id; NULL while READY
     polled       timestamptz,                  -- when the holder claimed it; NULL while READY
     topic_id     int NOT NULL,
@@ -48,16 +48,15 @@ CREATE TABLE taskq_internal.live (
     priority     smallint NOT NULL,
     crashes      smallint NOT NULL DEFAULT 0,
     -- What a READY task waits for besides its time (queue/models.py: Waits): nothing, its dependencies, the probe of
-    -- its topic, or a user that resumes it. Tasks that wait are in none of the indexes that a poll reads. MET means
-    -- that the last check found all dependencies fulfilled.
+    -- its topic, or a user that resumes it. Tasks that wait are in none of the indexes that a poll reads.
     waits        smallint NOT NULL DEFAULT :WAITS_NOTHING,
     redelivered  boolean NOT NULL DEFAULT false,
-    -- The task may lie before the front of its priority (see taskq_internal.front).
+    -- The task may lie before the front of its priority (see taskq_internal.front). If it waits for its dependencies,
+    -- the next poll checks them.
     late         boolean NOT NULL DEFAULT false,
     identifier   text COLLATE "C" NOT NULL,
     error        text,                         -- a bounded traceback of the last recorded failure
     error_summary text,  -- the same error in one line of at most 200 characters
-    due_again    timestamptz,                  -- the due time during a wait for dependencies, if not as pushed
     failed_at    timestamptz,                  -- time of the last recorded failure
     elapsed      interval,                     -- the sum of the delays after recorded failures, without jitter
     max_claim    int,                          -- after a crash: the most tasks of a claim that has this one
@@ -70,6 +69,12 @@ CREATE INDEX live_late ON taskq_internal.live (topic_id, (priority + 0), availab
     WHERE holder IS NULL AND waits <= :WAITS_NOTHING AND late;
 CREATE INDEX live_waiting ON taskq_internal.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL
     AND waits > :WAITS_NOTHING;
+-- The tasks whose dependencies the next poll checks, in polled order, and the others that wait for dependencies, in an
+-- order in which a poll begins at a random one.
+CREATE INDEX live_woken ON taskq_internal.live (topic_id, (-priority), available_at, sequence) WHERE holder IS NULL
+    AND waits = :WAITS_DEPENDENCIES AND late;
+CREATE INDEX live_dependent ON taskq_internal.live (topic_id, hashint8(sequence)) WHERE holder IS NULL
+    AND waits = :WAITS_DEPENDENCIES AND NOT late;
 CREATE INDEX live_probing ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL
     AND waits = :WAITS_PROBE;
 -- The retries of a topic with a probe, in turn: the retry that failed last comes last.
@@ -195,10 +200,12 @@ CREATE TABLE taskq_internal.dependency (
     sequence      bigint NOT NULL,
     on_topic_id   int NOT NULL,
     on_identifier text COLLATE "C" NOT NULL,
-    waiting       boolean NOT NULL DEFAULT true,   -- a check found that the task waits; otherwise nothing wakes it
+    -- What the last check found. NULL after a push of on_identifier that found that the task had ended.
+    waiting       boolean DEFAULT true,
     PRIMARY KEY (topic_id, sequence, on_topic_id, on_identifier)
 );
-CREATE INDEX dependency_waiting ON taskq_internal.dependency (on_topic_id, on_identifier) WHERE waiting;
+CREATE INDEX dependency_waiting ON taskq_internal.dependency (on_topic_id, waiting, on_identifier)
+    WHERE waiting IS NOT NULL;
 
 -- Whether the retries of a topic fail whose policy stops at the first failure. Completions write it, and no poll locks
 -- it, so no completion waits for a poll.

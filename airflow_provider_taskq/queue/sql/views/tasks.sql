@@ -31,8 +31,7 @@ LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
 -- Applies the bounds of taskq_internal.clamp_moment. A view cannot call that function, because the view's readers have
 -- no right on it.
 CROSS JOIN LATERAL (
-    SELECT greatest(least(CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due)
-                          ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
+    SELECT greatest(least(l.available_at, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
         AS due,
            greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created,
            greatest(least(o.lease_until, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
