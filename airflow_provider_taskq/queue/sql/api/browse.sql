@@ -174,23 +174,20 @@ CREATE FUNCTION taskq.find_tasks(
     p_until timestamptz, p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int,
     OUT sequences bigint[], OUT looked_to bigint
 ) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
+SET enable_mergejoin = off AS $$
 DECLARE
-    v_topic  taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
-    v_state  int := coalesce(p_state, taskq_internal.state_of_status(p_status));
-    v_low    bigint := CASE WHEN p_since IS NULL THEN 0 ELSE
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
+    v_state    int := coalesce(p_state, taskq_internal.state_of_status(p_status));
+    v_low      bigint := CASE WHEN p_since IS NULL THEN 0 ELSE
         coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_since, false), 9223372036854775807) END;
-    v_high   bigint := CASE WHEN p_until IS NULL THEN 9223372036854775807 ELSE
+    v_high     bigint := CASE WHEN p_until IS NULL THEN 9223372036854775807 ELSE
         coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_until, true), -1) END;
-    v_held   bigint[];
-    v_source text;
-    v_walk   text;
-    v_filter text;
-    v_order  text := CASE WHEN p_newest THEN 'DESC' ELSE 'ASC' END;
+    v_order    text := CASE WHEN p_newest THEN 'DESC' ELSE 'ASC' END;
+    v_budget   int := greatest(p_budget, 1);
+    v_queries  record;
 BEGIN
     sequences := '{}';
-    IF p_status IS NOT NULL AND (taskq_internal.state_of_status(p_status) IS NULL
-                                 OR v_state <> taskq_internal.state_of_status(p_status)) THEN
+    IF p_status IS NOT NULL AND (v_state = taskq_internal.state_of_status(p_status)) IS NOT TRUE THEN
         RETURN;
     END IF;
     IF p_newest THEN
@@ -198,24 +195,14 @@ BEGIN
     ELSE
         v_low := greatest(v_low, p_after + 1);
     END IF;
-    IF v_state = :ACTIVE AND coalesce(p_identifier, p_reference) IS NULL THEN
-        v_held := taskq_internal.held_sequences(v_topic.topic_id, p_budget);
-    END IF;
-    v_source := taskq_internal.filter_source(
-        v_state, p_status, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
-    v_walk := taskq_internal.filter_scan_query(v_source, v_order);
-    v_filter := taskq_internal.filter_condition(
-        v_state, p_status, p_reference, p_since, p_until, p_error, p_error_group);
-    EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
-                   taskq_internal.filter_joins(v_filter), v_filter, v_order)
-        INTO sequences
-        USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held,
-            greatest(p_size, 0), p_error,
-              v_topic.max_attempts, v_topic.paused, p_since, p_until, p_error_group;
-    IF v_filter <> 'WHERE true' AND cardinality(sequences) < p_size THEN
-        EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET $7 - 1 LIMIT 1', v_walk)
-            INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference,
-                greatest(p_budget, 1), v_held;
+    v_queries := taskq_internal.filter_queries(
+        v_topic, v_low, v_high, CASE WHEN v_state IS NOT NULL THEN ARRAY[v_state] END, p_status,
+        CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference, p_since, p_until, p_error,
+        p_error_group, v_order, v_budget);
+    EXECUTE format('SELECT ARRAY(%s ORDER BY sequence %s LIMIT %s)', v_queries.matches, v_order, greatest(p_size, 0))
+        INTO sequences;
+    IF cardinality(sequences) < p_size THEN
+        EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET %s LIMIT 1', v_queries.scan, v_budget - 1) INTO looked_to;
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.find_tasks IS
@@ -504,85 +491,60 @@ BEGIN
                   ORDER BY l.holder, l.sequence LIMIT greatest(p_budget, 0)::bigint + 1) n);
 END $$;
 
--- Returns the name of the narrowest source of tasks for a filter.
-CREATE FUNCTION taskq_internal.filter_source(
-    p_state int, p_status text, p_identifier text, p_reference text, p_error text, p_held bigint[]
-) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_identifier IS NOT NULL THEN 'identifier'
-                WHEN p_reference IS NOT NULL THEN 'reference'
-                WHEN p_held IS NOT NULL THEN 'held'
-                WHEN p_status = 'retrying' THEN 'retrying'
-                WHEN p_state <= :READY THEN 'live'
-                WHEN p_state <= :SUSPENDED THEN 'troubled'
-                WHEN p_state IS NOT NULL THEN 'ended'
-                WHEN p_error IS NOT NULL THEN 'any trouble'
-                ELSE 'task' END
-$$;
-
--- Returns the query that reads the source in order, up to $7 rows. $1: topic_id; $2 and $3: the bounds; $4: state; $5:
--- identifier; $6: reference; $8: held tasks.
-CREATE FUNCTION taskq_internal.filter_scan_query(p_source text, p_order text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE AS $$
+-- Returns two queries for the tasks of a topic that match a filter: for find_tasks, for page, and for the slices of
+-- Spark. scan returns the rows of the narrowest table, or part of a table, that has all these tasks. With p_budget it
+-- returns only that many of them, in the order p_order. matches returns the sequences of the rows of scan that match. A
+-- condition of NULL matches every task. If p_states has states of live and of ended tasks, the caller compares them.
+CREATE FUNCTION taskq_internal.filter_queries(
+    p_topic taskq_internal.topic, p_low bigint, p_high bigint, p_states int[], p_status text, p_identifiers text[],
+    p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text, p_order text,
+    p_budget int, OUT scan text, OUT matches text
+) LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_rest text := format('s.sequence BETWEEN $2 AND $3 ORDER BY s.sequence %s LIMIT $7', p_order);
+    v_states  int[] := CASE WHEN p_states IS NULL AND coalesce(p_error, p_error_group) IS NOT NULL
+        THEN ARRAY[:EXPIRED, :FAILED, :SUSPENDED] ELSE p_states END;
+    v_table   text := CASE WHEN v_states <@ ARRAY[:ACTIVE, :READY] THEN 'live'
+        WHEN NOT v_states && ARRAY[:ACTIVE, :READY] THEN 'ended' END;
+    v_named   boolean := p_identifiers IS NOT NULL OR p_reference IS NOT NULL;
+    v_held    bigint[] := CASE WHEN v_states = ARRAY[:ACTIVE] AND NOT v_named
+        THEN taskq_internal.held_sequences(p_topic.topic_id, p_budget) END;
+    -- The name of the scanned rows: s of the table of the states, t of task, h of held sequences.
+    v_alias   text := CASE WHEN v_held IS NOT NULL THEN 'h' WHEN v_named OR v_table IS NULL THEN 't' ELSE 's' END;
+    v_of_task text := concat_ws(' AND ', 't.reference = ' || quote_literal(p_reference),
+        't.created >= ' || quote_literal(p_since), 't.created <= ' || quote_literal(p_until));
+    v_of_row  text := concat_ws(' AND ',
+        CASE v_table WHEN 'live' THEN format('(s.holder IS NULL)::int = ANY (%L)', v_states)
+                     WHEN 'ended' THEN format('s.state = ANY (%L)', v_states) END,
+        CASE WHEN p_status = 'exhausted' THEN 's.attempt >= ' || p_topic.max_attempts
+             WHEN v_states = ARRAY[:READY] THEN format('CASE WHEN %L OR s.waits = :WAITS_RESUME THEN ''paused'''
+                 ' WHEN s.waits = :WAITS_DEPENDENCIES THEN ''blocked'' WHEN s.attempt > 0 THEN ''retrying'''
+                 ' WHEN s.available_at > clock_timestamp() THEN ''scheduled'' ELSE ''ready'' END = ', p_topic.paused)
+                 || quote_literal(p_status) END,
+        'strpos(lower(s.error), lower(' || quote_literal(p_error) || ')) > 0',
+        'taskq_internal.error_group(s.error_summary, s.identifier) = ' || quote_literal(p_error_group));
 BEGIN
-    RETURN CASE p_source
-        WHEN 'identifier' THEN
-            'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = $5 AND s.topic_id = $1 AND ' || v_rest
-        WHEN 'reference' THEN
-            'SELECT s.sequence FROM taskq_internal.task s WHERE s.reference = $6 AND s.topic_id = $1 AND ' || v_rest
-        WHEN 'held' THEN 'SELECT s.sequence FROM unnest($8) s (sequence) WHERE ' || v_rest
-        WHEN 'retrying' THEN
-            'SELECT s.sequence FROM taskq_internal.live s
-             WHERE s.topic_id::bigint = $1 AND s.holder IS NULL AND s.attempt > 0 AND ' || v_rest
-        WHEN 'troubled' THEN
-            'SELECT s.sequence FROM taskq_internal.ended s
-             WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-               AND s.state::int = $4 AND ' || v_rest
-        WHEN 'any trouble' THEN (
-            SELECT format('SELECT n.sequence FROM (%s) n ORDER BY n.sequence %s LIMIT $7', string_agg(format(
-                '(SELECT s.sequence FROM taskq_internal.ended s
-                  WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-                    AND s.state::int = %s AND %s)', u.state, v_rest), ' UNION ALL '), p_order)
-            FROM unnest(ARRAY[:EXPIRED, :FAILED, :SUSPENDED]) AS u (state))
-        ELSE format('SELECT s.sequence FROM taskq_internal.%I s WHERE s.topic_id = $1 AND %s', p_source, v_rest) END;
+    SELECT format('SELECT n.* FROM (%s) n', string_agg(format(
+        'SELECT r.* FROM %s AND r.sequence BETWEEN %L AND %L', f.source, p_low, p_high), ' UNION ALL '))
+        || CASE WHEN p_budget IS NULL THEN '' ELSE format(' ORDER BY n.sequence %s LIMIT %s', p_order, p_budget) END
+    INTO scan FROM unnest(CASE
+        WHEN v_held IS NOT NULL THEN ARRAY[format('unnest(%L::bigint[]) r (sequence) WHERE true', v_held)]
+        WHEN v_named THEN ARRAY[format('taskq_internal.task r WHERE %s AND r.topic_id = %s',
+            CASE WHEN cardinality(p_identifiers) = 1 THEN 'r.identifier = ' || quote_literal(p_identifiers[1])
+                 WHEN p_identifiers IS NOT NULL THEN format('r.identifier = ANY (%L)', p_identifiers)
+                 ELSE 'r.reference = ' || quote_literal(p_reference) END, p_topic.topic_id)]
+        WHEN p_status = 'retrying' THEN ARRAY[format('taskq_internal.live r WHERE r.topic_id::bigint = %s'
+            ' AND r.holder IS NULL AND r.attempt > 0', p_topic.topic_id)]
+        WHEN v_table = 'ended' AND v_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED] THEN ARRAY(
+            SELECT format('taskq_internal.ended r WHERE r.topic_id::bigint = %s AND r.state::int = %s'
+                ' AND r.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)', p_topic.topic_id, u.state)
+            FROM unnest(v_states) AS u (state))
+        ELSE ARRAY[format('taskq_internal.%I r WHERE r.topic_id = %s', coalesce(v_table, 'task'), p_topic.topic_id)]
+        END) AS f (source);
+    -- Conditions on another table are subqueries, so that the planner never reads that table first.
+    matches := format('SELECT %1$s.sequence FROM (%2$s) %1$s WHERE true', v_alias, scan) || coalesce((
+        SELECT string_agg(' AND ' || CASE WHEN c.alias = v_alias THEN c.condition ELSE format(
+            '(SELECT %s FROM taskq_internal.%I %s WHERE topic_id = %s AND sequence = %s.sequence)', c.condition,
+            c.name, c.alias, p_topic.topic_id, v_alias) END, '')
+        FROM (VALUES ('s', v_table, v_of_row), ('t', 'task', v_of_task)) AS c (alias, name, condition)
+        WHERE c.condition <> ''), '');
 END $$;
-
--- Returns the condition on the rows that the query reads. $10: error; $11: max_attempts; $12: whether the topic is
--- paused; $13: since; $14: until; $15: error group.
-CREATE FUNCTION taskq_internal.filter_condition(
-    p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text,
-    p_error_group text
-) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT concat_ws(' AND ', 'WHERE true',
-        CASE WHEN p_state = :ACTIVE THEN 'l.holder IS NOT NULL' WHEN p_state = :READY
-            THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
-             WHEN p_state IS NOT NULL THEN 'e.state = $4' END,
-        CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN CASE p_status WHEN 'paused'
-            THEN '' ELSE 'NOT ' END
-            || '($12 OR l.waits = :WAITS_RESUME)' END,
-        CASE p_status WHEN 'blocked' THEN 'l.waits = :WAITS_DEPENDENCIES'
-                      WHEN 'retrying' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt > 0'
-                      WHEN 'scheduled' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt = 0'
-                                            ' AND l.available_at > clock_timestamp()'
-                      WHEN 'ready' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt = 0'
-                                        ' AND l.available_at <= clock_timestamp()'
-                      WHEN 'exhausted' THEN 'e.attempt >= $11' END,
-        CASE WHEN p_reference IS NOT NULL THEN 't.reference = $6' END,
-        CASE WHEN p_since IS NOT NULL THEN 't.created >= $13' END,
-        CASE WHEN p_until IS NOT NULL THEN 't.created <= $14' END,
-        CASE WHEN p_error IS NOT NULL THEN 'strpos(lower(coalesce(l.error, e.error)), lower($10)) > 0' END,
-        CASE WHEN p_error_group IS NOT NULL THEN
-            'taskq_internal.error_group(coalesce(l.error_summary, e.error_summary),'
-            ' coalesce(l.identifier, e.identifier)) = $15' END)
-$$;
-
--- Returns the joins with the tables that a condition needs.
-CREATE FUNCTION taskq_internal.filter_joins(p_filter text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT concat_ws(' ', CASE WHEN strpos(p_filter, 't.') > 0
-                     THEN 'LEFT JOIN taskq_internal.task t ON t.topic_id = $1 AND t.sequence = w.sequence' END,
-                     CASE WHEN strpos(p_filter, 'l.') > 0
-                         THEN 'LEFT JOIN taskq_internal.live l ON l.topic_id = $1 AND l.sequence = w.sequence' END,
-                     CASE WHEN strpos(p_filter, 'e.') > 0
-                         THEN 'LEFT JOIN taskq_internal.ended e ON e.topic_id = $1 AND e.sequence = w.sequence' END)
-$$;

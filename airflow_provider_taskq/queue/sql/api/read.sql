@@ -66,46 +66,25 @@ COMMENT ON FUNCTION taskq.latest IS
 'Returns the task with the highest sequence of each identifier. An identifier without tasks has no row. Raises TQ001 for
 an unknown topic.';
 
--- The query reads, in order, only the table that can hold such tasks: the table of the state, and for EXPIRED, FAILED
--- and SUSPENDED the index of these states. So the cost of a page is its length, or at most the number of tasks that
--- match the filter.
 CREATE FUNCTION taskq.page(
     p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text,
     p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL
 ) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
-    v_direction text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
-    v_source    text := CASE WHEN p_state <= :READY THEN 'live' WHEN p_state <= :SUSPENDED THEN 'ended'
-                             WHEN coalesce(p_identifier, p_reference) IS NULL AND p_state IS NOT NULL THEN 'ended'
-                                 ELSE 'task' END;
-    v_where     text;
+    v_topic     taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
+    v_order     text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
+    v_low       bigint := CASE WHEN p_from IS NOT NULL THEN
+        greatest(p_from, p_after + (p_after < 9223372036854775807)::int) END;
+    v_high      bigint := least(p_to, p_before - (p_before > 0)::int, 9223372036854775807);
     v_sequences bigint[];
 BEGIN
-    v_where := CASE WHEN p_state BETWEEN :EXPIRED AND :SUSPENDED
-        THEN 's.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)' ELSE 's.topic_id = $1' END
-        || CASE WHEN p_after IS NOT NULL THEN ' AND s.sequence > $2' ELSE '' END
-        || CASE WHEN p_before IS NOT NULL THEN ' AND s.sequence < $3' ELSE '' END
-        || CASE WHEN p_from = 0 THEN '' ELSE ' AND s.sequence >= $8' END
-        || CASE WHEN p_to IS NOT NULL THEN ' AND s.sequence <= $9' ELSE '' END
-        || CASE WHEN p_identifier IS NOT NULL THEN ' AND s.identifier = $4' ELSE '' END
-        || CASE WHEN p_state IS NULL THEN '' WHEN p_state = :ACTIVE THEN ' AND s.holder IS NOT NULL'
-            WHEN p_state = :READY THEN ' AND s.holder IS NULL'
-                WHEN v_source = 'ended' THEN ' AND s.state::int = $5'
-                ELSE ' AND (SELECT e.state FROM taskq_internal.ended e'
-                     ' WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence) = $5' END
-        || CASE WHEN p_reference IS NULL THEN ''
-                WHEN v_source = 'task' THEN ' AND s.reference = $6'
-                ELSE ' AND (SELECT t.reference FROM taskq_internal.task t'
-                     ' WHERE t.topic_id = s.topic_id AND t.sequence = s.sequence) = $6' END;
-    EXECUTE format('SELECT ARRAY(SELECT s.sequence FROM taskq_internal.%I s WHERE %s ORDER BY s.sequence %s LIMIT $7)',
-                   v_source, v_where, v_direction)
-        INTO v_sequences
-        USING v_topic_id, p_after, p_before, p_identifier, p_state, p_reference, greatest(p_size, 0), p_from, p_to;
+    EXECUTE format('SELECT ARRAY(%s ORDER BY sequence %s LIMIT %s)', (taskq_internal.filter_queries(
+        v_topic, v_low, v_high, CASE WHEN p_state IS NOT NULL THEN ARRAY[p_state] END, NULL,
+        CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference, NULL, NULL, NULL, NULL, NULL,
+        NULL)).matches, v_order, greatest(p_size, 0)) INTO v_sequences;
     RETURN QUERY EXECUTE format(
         'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s',
-            v_direction)
-        USING v_topic_id, v_sequences;
+        v_order) USING v_topic.topic_id, v_sequences;
 END $$;
 COMMENT ON FUNCTION taskq.page IS
 'Returns up to p_size tasks: ascending after p_after, or descending before p_before. p_from and p_to bound the
@@ -180,22 +159,21 @@ CREATE FUNCTION taskq.task_bounds(
     p_until timestamptz, p_parts int
 ) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_low      bigint := greatest(p_low, 0);
     v_high     bigint := least(p_high, (SELECT s.last_value FROM taskq_internal.task_sequence s));
 BEGIN
     IF p_since IS NOT NULL THEN
-        v_low := greatest(v_low, coalesce(taskq_internal.resolve(ARRAY[v_topic_id], p_since, false), v_high + 1));
+        v_low := greatest(v_low, coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_since, false), v_high + 1));
     END IF;
     IF p_until IS NOT NULL THEN
-        v_high := least(v_high, coalesce(taskq_internal.resolve(ARRAY[v_topic_id], p_until, true), v_low - 1));
+        v_high := least(v_high, coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_until, true), v_low - 1));
     END IF;
     RETURN QUERY EXECUTE format(
         'SELECT min(n.sequence), max(n.sequence), count(*)
-         FROM (SELECT f.sequence, ntile($6) OVER (ORDER BY f.sequence) AS part FROM (%s) f) n
-         GROUP BY n.part ORDER BY 1',
-        taskq_internal.slice_source(p_states, p_identifiers))
-        USING v_topic_id, v_low, v_high, p_states, p_identifiers, greatest(p_parts, 1);
+         FROM (SELECT f.sequence, ntile(%s) OVER (ORDER BY f.sequence) AS part FROM (%s) f) n
+         GROUP BY n.part ORDER BY 1', greatest(p_parts, 1), (taskq_internal.filter_queries(
+            v_topic, v_low, v_high, p_states, NULL, p_identifiers, NULL, NULL, NULL, NULL, NULL, NULL, NULL)).matches);
 END $$;
 COMMENT ON FUNCTION taskq.task_bounds IS
 'Splits the tasks that match the filters into at most p_parts ranges of sequences of nearly equal size. A filter of NULL
@@ -211,7 +189,7 @@ CREATE FUNCTION taskq.task_slice(
                  created timestamptz, available_at timestamptz, completed timestamptz, output text, error text)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET work_mem = '32MB' AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
 BEGIN
     RETURN QUERY EXECUTE format(
         'SELECT i.sequence, i.topic, i.identifier, CASE WHEN $8 THEN i.payload::text END, i.reference, i.attempt,
@@ -224,8 +202,9 @@ BEGIN
            AND ($6 IS NULL OR i.created >= $6) AND ($7 IS NULL OR i.created <= $7)
            %s ORDER BY i.sequence',
         CASE WHEN coalesce(p_identifiers::text, p_states::text) IS NOT NULL
-             THEN format('AND i.sequence IN (%s)', taskq_internal.slice_source(p_states, p_identifiers)) END)
-        USING v_topic_id, p_low, p_high, p_states, p_identifiers, p_since, p_until, p_bulky;
+             THEN format('AND i.sequence IN (%s)', (taskq_internal.filter_queries(v_topic, p_low, p_high, p_states, NULL,
+                 p_identifiers, NULL, NULL, NULL, NULL, NULL, NULL, NULL)).matches) END)
+        USING v_topic.topic_id, p_low, p_high, p_states, p_identifiers, p_since, p_until, p_bulky;
 END $$;
 COMMENT ON FUNCTION taskq.task_slice IS
 'Returns the tasks that match the filters in the range of sequences from p_low to p_high, in order. A filter of NULL
@@ -384,21 +363,3 @@ BEGIN
         following := CASE WHEN v_created < p_moment THEN following ELSE v_sequence END;
     END LOOP;
 END $$;
-
--- Returns the query for the sequences of tasks that match the filters, from the narrowest table that has all of them.
--- The query may return more sequences. $1: the topic's number; $2 and $3: the range; $4: states; $5: identifiers.
-CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]) RETURNS text
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE
-        WHEN p_identifiers IS NOT NULL
-            THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = ANY ($5) AND s.topic_id = $1'
-        WHEN p_states <@ ARRAY[:ACTIVE, :READY]
-            THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id = $1'
-        WHEN p_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED] THEN
-            'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1'
-            ' AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND s.state::int = ANY ($4)'
-        WHEN p_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED, :FILTERED, :SUCCEEDED, :RECREATED, :REDUNDANT] THEN
-            'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id = $1 AND s.state = ANY ($4)'
-        ELSE 'SELECT s.sequence FROM taskq_internal.task s WHERE s.topic_id = $1' END
-        || ' AND s.sequence BETWEEN $2 AND $3'
-$$;
