@@ -101,4 +101,10 @@ def report_row(cursor: Any) -> Callable[[Sequence[Any]], Row]:
 
 @cache  # a new class costs more than a call of the database
 def _row_class(names: tuple[str, ...]) -> Any:
-    return namedtuple("Row", names)
+    return type("Row", (namedtuple("Row", names),), {"__slots__": (), "__repr__": _without_texts})
+
+
+def _without_texts(row: Any) -> str:
+    """Show a row without what may be private, as a log would."""
+    shown = (f"{name}={value!r}" for name, value in row._asdict().items() if name not in ("payload", "output"))
+    return f"Row({', '.join(shown)})"
