@@ -2,6 +2,7 @@
 
 import json
 import re
+import timeit
 from datetime import timedelta
 
 import psycopg
@@ -146,6 +147,20 @@ def test_thousands_of_pushes_in_one_transaction_take_three_locks(queue: TaskQueu
     session.conn.execute("SELECT pg_temp.push_one(n) FROM generate_series(1, 3000) n")
     session.push("work", ["x"])
     assert queue.conn.execute(LOCKS, (session.conn.info.backend_pid,)).fetchone() == (3,)
+
+
+def test_a_read_of_the_log_costs_the_same_beside_a_session_with_many_locks(
+    queue: TaskQueue, session: TaskQueue
+) -> None:
+    """As a pg_dump has, for example."""
+    queue.push("work", ["a"])
+
+    def seconds() -> float:
+        return min(timeit.repeat(lambda: queue.events("work", None), number=1, repeat=30))
+
+    before = seconds()
+    session.conn.execute("SELECT count(pg_advisory_xact_lock_shared(1, n)) FROM generate_series(1, 5000) n")
+    assert seconds() < 3 * before
 
 
 def test_a_push_to_any_number_of_topics_takes_a_bounded_number_of_locks(queue: TaskQueue, session: TaskQueue) -> None:

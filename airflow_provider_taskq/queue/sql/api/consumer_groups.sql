@@ -82,9 +82,9 @@ LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
+    v_horizon  bigint := taskq_internal.log_horizon(v_topic_id);  -- first, because a transaction that locks is slower
     v_group    taskq_internal.consumer_group;
     v_after    bigint;
-    v_horizon  bigint;
     v_places   bigint[];
     v_seen     bigint;
 BEGIN
@@ -97,7 +97,6 @@ BEGIN
     SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
     PERFORM taskq_internal.check_log_read(p_partition, v_group.partitions, v_group.level);
     PERFORM taskq_internal.check_place(v_after);
-    v_horizon := taskq_internal.log_horizon(v_topic_id);
     v_places := ARRAY(
         SELECT t.sequence FROM taskq_internal.task t
         WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < v_horizon

@@ -114,8 +114,8 @@ END $$;
 COMMENT ON FUNCTION taskq.advance IS
 'Stores the place up to which a group has handled a partition of a topic. With an earlier place the group reads the
 following tasks again, also those that it has skipped. If another transaction stores this progress, the call waits for
-its end, and the later commit wins. The call also waits for a transaction that changes the division of the group or removes the group. Raises TQ001
-for an unknown topic, and TQ008 for an invalid name.';
+its end, and the later commit wins. The call also waits for a transaction that changes the division of the group or
+removes the group. Raises TQ001 for an unknown topic, and TQ008 for an invalid name.';
 
 -- Announces a push, with its floor and its time (internal/fronts.sql), before the transaction draws a number from
 -- taskq_internal.task_sequence. Returns the floor.
@@ -170,11 +170,22 @@ $$;
 
 -- Returns the end of a topic's log. In a statement that begins after this one, no task below the end will appear later.
 -- The order of the two reads matters: see the head of this file.
+--
+-- A session that gets the lock of the topic for itself after it has looked up M has the same proof for H = M + 1: no
+-- other session has an open push to the topic. That spares a read of pg_locks, which takes 0.4 us for each lock of the
+-- server, such as those of a pg_dump. A transaction that has written something may have pushed itself, and would get the
+-- lock all the same. The session holds the lock for a microsecond: nothing interrupts it between two conditions of an IF.
 CREATE FUNCTION taskq_internal.log_horizon(p_topic_id int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_next bigint := (SELECT s.last_value + s.is_called::int FROM taskq_internal.task_sequence s);
+    v_lock bigint := taskq_internal.topic_lock(p_topic_id);
 BEGIN
-    RETURN least(v_next, (SELECT min(o.floor) FROM taskq_internal.open_pushes(p_topic_id) o));
+    IF pg_current_xact_id_if_assigned() IS NOT NULL OR NOT pg_try_advisory_lock(v_lock) THEN
+        v_next := least(v_next, (SELECT min(o.floor) FROM taskq_internal.open_pushes(p_topic_id) o));
+    ELSIF NOT pg_advisory_unlock(v_lock) THEN
+        RAISE 'the lock of topic % was not held', p_topic_id;
+    END IF;
+    RETURN v_next;
 END $$;
 
 -- Raises TQ000 for an invalid partition or level, and for a transaction in which the log cannot be read.
