@@ -129,54 +129,40 @@ def in_line(queue: TaskQueue, owner: Owner, before: int) -> Task:
     return queue.push("work", [str(number) for number in range(before + 1)])[-1]
 
 
-# Scenes, the sentence of `explain`, and that of the view for people.
-SCENES: dict[str, tuple[Scene, str, str]] = {
+SCENES: dict[str, tuple[Scene, str]] = {
     "scheduled": (
         lambda queue, _: queue.push("work", [NewTask("a", delay=timedelta(minutes=4, seconds=30))])[0],
         r"it is due in 4 min",
-        r"due in 4 min",
     ),
-    "retried": (retried, r"it is to be tried again in 59 min", r"tried again in 59 min"),
-    "paused": (paused, r"its topic is paused", r"the topic is paused"),
-    "blocked": (
-        blocked,
-        r"one at a time per identifier, it comes after sequence \d+, held by '.*'",
-        r"may be polled; one at a time per identifier, it comes after sequence \d+, held by 'owner'",
-    ),
-    "dependent": (
-        dependent,
-        r"it waits for b of topic work \(sequence \d+, FAILED\)",
-        r"waits for b of topic work \(sequence \d+, FAILED\)",
-    ),
+    "retried": (retried, r"it is to be tried again in 59 min"),
+    "paused": (paused, r"its topic is paused"),
+    "blocked": (blocked, r"one at a time per identifier, it comes after sequence \d+, held by '.*'"),
+    "dependent": (dependent, r"it waits for b of topic work \(sequence \d+, FAILED\)"),
     "running": (
         lambda queue, owner: task_in(queue, owner, State.ACTIVE),
-        r"it is running: held by .*, whose lease goes on for another \d+ (s|min)",
-        r"held by owner for another 4 min at least",
+        r"it is running: held by owner, whose lease goes on for another \d+ (s|min)",
     ),
     "abandoned": (
         abandoned,
-        r"it was claimed by .*, whose lease lapsed 60 min ago: the next upkeep gives it back",
-        r"held by owner, whose lease lapsed 60 min ago",
+        r"it was claimed by owner, whose lease lapsed 60 min ago: the next upkeep gives it back",
     ),
     "unserved": (
         lambda queue, _: queue.push("work", ["a"])[0],
         r"no worker seems to poll its topic: none of its tasks has ended yet; it is ready, and the next in line",
-        r"may be polled",
     ),
-    "next in line": (partial(in_line, before=0), r"it is ready, and the next in line", r"may be polled"),
-    "third in line": (partial(in_line, before=2), r"it is ready, with 2 before it", r"may be polled"),
+    "next in line": (partial(in_line, before=0), r"it is ready, and the next in line"),
+    "third in line": (partial(in_line, before=2), r"it is ready, with 2 before it"),
     "failed": (
         lambda queue, owner: task_in(queue, owner, State.FAILED),
         r"it is FAILED since \d+ s: given up after 1 of 1 attempts",
-        r"given up after 1 of 1 attempts",
     ),
 }
 
 
 @pytest.mark.promise("One sentence says why a task is not running")
-@pytest.mark.parametrize(("scene", "sentence", "why"), SCENES.values(), ids=SCENES)
+@pytest.mark.parametrize(("scene", "sentence"), SCENES.values(), ids=SCENES)
 def test_one_sentence_says_why_a_task_is_not_running(
-    queue: TaskQueue, owner: Owner, scene: Scene, sentence: str, why: str
+    queue: TaskQueue, owner: Owner, scene: Scene, sentence: str
 ) -> None:
     task = scene(queue, owner)
     explained = queue.explain("work", task.sequence)
@@ -185,7 +171,7 @@ def test_one_sentence_says_why_a_task_is_not_running(
     waits = re.match(r"it is (ready|due in)", explained.reason) is not None
     assert bool(explained.waits_normally) is waits, explained
     [shown] = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (task.sequence,)).fetchone() or [""]
-    assert re.fullmatch(why, shown), shown
+    assert re.fullmatch("it is ready" if "it is ready" in sentence else sentence, shown), shown
 
 
 def test_throughput_counts_ended_tasks_by_span_and_state(queue: TaskQueue, owner: Owner) -> None:

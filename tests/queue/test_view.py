@@ -1,5 +1,6 @@
 """The views for people: states, results, ages, holders and reasons by name."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -51,12 +52,12 @@ def test_a_held_task_shows_its_owner_and_lease(queue: TaskQueue, owner: Owner) -
 def test_the_view_names_the_dependency_that_a_task_waits_for(queue: TaskQueue, owner: Owner) -> None:
     [first] = queue.push("work", ["a"])
     queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
-    assert why(queue, "b") == f"waits for a of topic work (sequence {first.sequence}, not ended)"
+    assert why(queue, "b") == f"it waits for a of topic work (sequence {first.sequence}, not ended)"
     queue.poll("work", owner)
     queue.complete(owner, {first: Result.FILTER})
-    assert why(queue, "b") == f"waits for a of topic work (sequence {first.sequence}, FILTERED)"
+    assert why(queue, "b") == f"it waits for a of topic work (sequence {first.sequence}, FILTERED)"
     queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
-    assert why(queue, "b") == "its dependencies are fulfilled: the next poll checks them again"
+    assert why(queue, "b") == "it waits for the next poll: its dependencies are fulfilled"
 
 
 def test_the_view_says_how_a_task_ended(queue: TaskQueue, owner: Owner) -> None:
@@ -64,11 +65,11 @@ def test_the_view_says_how_a_task_ended(queue: TaskQueue, owner: Owner) -> None:
     tasks = queue.poll("work", owner)
     queue.complete(owner, dict.fromkeys(tasks, Decision(Result.FAILURE, {"at": 3}, "first line\nsecond line")))
     [row] = rows(queue)
-    assert row["why"] == "given up after 1 of 1 attempts"
+    assert re.fullmatch(r"it is FAILED since \d+ s: given up after 1 of 1 attempts: first line", row["why"])
     assert (row["output"], row["error"], row["holder"]) == ('{"at":3}', "first line", "owner")
     assert row["completed"] is not None
     queue.push("work", ["a"], Insertion.REPLACE)
-    assert why(queue) == "was FAILED"
+    assert re.fullmatch(r"it is REDUNDANT since \d+ s: was FAILED", why(queue))
 
 
 def test_ages_are_intervals_of_the_servers_clock(queue: TaskQueue) -> None:

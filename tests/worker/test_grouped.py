@@ -271,7 +271,7 @@ def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(qu
     assert known(queue, a).status == "paused"
     assert queue.explain("work", a.sequence) == ("it is paused until it is resumed", False)
     why = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (a.sequence,)).fetchone()
-    assert why == ("paused until it is resumed",)
+    assert why == ("it is paused until it is resumed",)
     assert queue.count("work")["work"][State.READY].count == 2
     assert queue.ready("work", 10) == 1
     assert queue.resume_task("work", a.sequence) is True

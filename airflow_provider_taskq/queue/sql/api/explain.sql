@@ -4,29 +4,30 @@ CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint, OUT reason text, 
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
-    v_topic taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
-    v_live  taskq_internal.live;
-    v_ended record;
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
+    v_live     taskq_internal.live;
+    v_unserved text;
 BEGIN
     SELECT * INTO v_live FROM taskq_internal.live l WHERE l.topic_id = v_topic.topic_id AND l.sequence = p_sequence;
-    IF FOUND THEN
-        IF v_live.holder IS NULL THEN
-            SELECT w.reason, w.waits_normally INTO reason, waits_normally
-            FROM taskq_internal.explain_waiting(v_topic, v_live) w;
-        ELSE
-            reason := taskq_internal.explain_held(v_live.holder);
+    IF NOT FOUND THEN
+        SELECT taskq.explain_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name, e.completed,
+                                   e.error_summary) INTO reason
+        FROM taskq_internal.ended e LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
+        WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
+    ELSIF v_live.holder IS NOT NULL THEN
+        SELECT taskq.explain_held(o.name, o.lease_until) INTO reason FROM taskq_internal.owner o
+        WHERE o.owner_id = v_live.holder;
+    ELSE
+        reason := taskq.explain_ready(v_topic.paused, v_topic.topic_id, p_sequence, v_live.waits, v_live.attempt,
+                                      v_live.available_at, v_live.error_summary);
+        waits_normally := v_live.attempt = 0 AND v_live.available_at > statement_timestamp()
+            AND v_live.waits <= :WAITS_NOTHING AND NOT v_topic.paused;
+        IF NOT v_topic.paused AND v_live.waits <= :WAITS_NOTHING AND v_live.available_at <= statement_timestamp() THEN
+            v_unserved := taskq_internal.explain_unserved(v_topic.topic_id);
+            waits_normally := reason IS NULL AND v_unserved IS NULL;
+            reason := concat_ws('; ', reason, v_unserved, CASE WHEN reason IS NULL
+                THEN taskq_internal.queue_position(v_topic.topic_id, p_sequence) END);
         END IF;
-        RETURN;
-    END IF;
-    SELECT taskq.explain_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name) AS why, e.state,
-        e.completed, e.error_summary
-    INTO v_ended FROM taskq_internal.ended e LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
-    WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
-    IF FOUND THEN
-        reason := concat_ws(': ',
-            format('it is %s%s', taskq.state_name(v_ended.state), ' since ' || taskq.format_duration(
-                statement_timestamp() - taskq_internal.clamp_moment(v_ended.completed))),
-            v_ended.why, CASE WHEN v_ended.state = :FAILED THEN v_ended.error_summary END);
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.explain IS
@@ -49,7 +50,7 @@ BEGIN
     LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
     WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM :SUCCEEDED
       AND (n.sequence IS NOT NULL OR d.waiting) LIMIT 1;
-    RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll checks them again'
+    RETURN CASE WHEN NOT FOUND THEN 'waits for the next poll: its dependencies are fulfilled'
                 WHEN v_first.sequence IS NULL THEN format('waits for %s of %s, whose tasks were removed',
                     v_first.on_identifier, coalesce('topic ' || v_first.name, 'a topic that was dropped'))
                 ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name,
@@ -61,34 +62,50 @@ COMMENT ON FUNCTION taskq.explain_dependency IS
 'Describes in a sentence the first dependency that is not fulfilled.';
 
 CREATE FUNCTION taskq.explain_ready(
-    p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz
+    p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz,
+    p_error text
 ) RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN CASE WHEN p_paused THEN 'the topic is paused'
-                WHEN p_waits = :WAITS_RESUME THEN 'paused until it is resumed'
-                WHEN p_waits = :WAITS_DEPENDENCIES THEN taskq.explain_dependency(p_topic_id, p_sequence)
-                WHEN p_waits = :WAITS_PROBE THEN 'waits for the retry that its topic tries first'
-                WHEN p_due > statement_timestamp() THEN
-                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END,
-                           taskq.format_duration(taskq_internal.clamp_moment(p_due) - statement_timestamp()))
-                ELSE concat_ws('; ', 'may be polled', taskq.explain_turn(p_topic_id, p_sequence)) END;
+    RETURN CASE WHEN p_paused THEN 'its topic is paused'
+                WHEN p_waits = :WAITS_RESUME THEN 'it is paused until it is resumed'
+                WHEN p_waits = :WAITS_DEPENDENCIES THEN 'it ' || taskq.explain_dependency(p_topic_id, p_sequence)
+                WHEN p_due > statement_timestamp() THEN concat_ws(': ',
+                    format('it is %s in %s', CASE WHEN p_attempt > 0 THEN 'to be tried again' ELSE 'due' END,
+                           taskq.format_duration(taskq_internal.clamp_moment(p_due) - statement_timestamp())), p_error)
+                WHEN p_waits = :WAITS_PROBE THEN 'retries of its topic fail, and another one is tried first'
+                ELSE taskq.explain_turn(p_topic_id, p_sequence) END;
 END $$;
 COMMENT ON FUNCTION taskq.explain_ready IS
-'Explains why a READY task is not running, from the columns of the task. The view taskq.tasks calls this function.';
+'Explains in one sentence why a READY task is not running, from the columns of the task. Returns NULL if a poll may
+return the task. The view taskq.tasks calls this function.';
+
+CREATE FUNCTION taskq.explain_held(p_owner text, p_lease_until timestamptz) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN p_lease_until < statement_timestamp()
+        THEN format('it was claimed by %s, whose lease lapsed %s ago: the next upkeep gives it back', p_owner,
+                    taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(p_lease_until)))
+        ELSE format('it is running: held by %s, whose lease goes on for another %s', p_owner,
+                    taskq.format_duration(taskq_internal.clamp_moment(p_lease_until) - statement_timestamp())) END
+$$;
+COMMENT ON FUNCTION taskq.explain_held IS
+'Describes in one sentence the owner of a held task and its lease. The view taskq.tasks calls this function.';
 
 CREATE FUNCTION taskq.explain_ended(
-    p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text
-) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_state = :EXPIRED THEN format('the lease of %s ran out; it waits to be revived', p_owner)
-                WHEN p_state = :FAILED AND p_attempt < p_max_attempts THEN
-                    format('given up at attempt %s; now its topic allows %s', p_attempt, p_max_attempts)
-                WHEN p_state = :FAILED THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
-                WHEN p_state = :SUSPENDED THEN 'waits to be released or revived'
-                WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END
+    p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text, p_completed timestamptz,
+    p_error text
+) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT concat_ws(': ',
+        format('it is %s%s', taskq.state_name(p_state), ' since ' || taskq.format_duration(
+            statement_timestamp() - taskq_internal.clamp_moment(p_completed))),
+        CASE WHEN p_state = :EXPIRED THEN format('the lease of %s ran out; it waits to be revived', p_owner)
+             WHEN p_state = :FAILED AND p_attempt < p_max_attempts THEN
+                 format('given up at attempt %s; now its topic allows %s', p_attempt, p_max_attempts)
+             WHEN p_state = :FAILED THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
+             WHEN p_state = :SUSPENDED THEN 'waits to be released or revived'
+             WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END,
+        CASE WHEN p_state = :FAILED THEN p_error END)
 $$;
 COMMENT ON FUNCTION taskq.explain_ended IS
-'Explains why an ended task is in its state. Returns NULL if the task ended without a failure. The view taskq.tasks
-calls this function.';
+'Explains in one sentence how a task ended. The view taskq.tasks calls this function.';
 
 CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -135,57 +152,12 @@ $$;
 COMMENT ON FUNCTION taskq.format_duration IS
 'Returns a duration as text with at most two units, for example 3 h 20 min.';
 
--- Returns a sentence with the holder of a task and the end of its lease.
-CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN o.lease_until < statement_timestamp()
-        THEN format('it was claimed by %s, whose lease lapsed %s ago: the next upkeep gives it back', o.name,
-                    taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(o.lease_until)))
-        ELSE format('it is running: held by %s, whose lease goes on for another %s', o.name,
-                    taskq.format_duration(taskq_internal.clamp_moment(o.lease_until) - statement_timestamp())) END
-    FROM taskq_internal.owner o WHERE o.owner_id = p_holder
-$$;
-
--- Explains in a sentence the first obstacle to a READY task, or else its position. waits_normally is that of
--- taskq.explain.
-CREATE FUNCTION taskq_internal.explain_waiting(
-    p_topic taskq_internal.topic, p_task taskq_internal.live, OUT reason text, OUT waits_normally boolean
-) LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_way      text;
-    v_unserved text;
-BEGIN
-    waits_normally := false;
-    IF p_topic.paused THEN
-        reason := 'its topic is paused';
-    ELSIF p_task.waits = :WAITS_RESUME THEN
-        reason := 'it is paused until it is resumed';
-    ELSIF p_task.waits = :WAITS_DEPENDENCIES THEN
-        reason := format('it %s', taskq.explain_dependency(p_topic.topic_id, p_task.sequence));
-    ELSIF p_task.waits = :WAITS_PROBE AND p_task.available_at <= statement_timestamp() THEN
-        reason := 'retries of its topic fail, and another one is tried first';
-    ELSIF p_task.available_at > statement_timestamp() THEN
-        waits_normally := p_task.attempt = 0;
-        reason := concat_ws(': ',
-            format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
-                   taskq.format_duration(taskq_internal.clamp_moment(p_task.available_at) - statement_timestamp())),
-            CASE WHEN p_task.attempt > 0 THEN p_task.error_summary END);
-    ELSE
-        v_way := taskq.explain_turn(p_topic.topic_id, p_task.sequence);
-        v_unserved := taskq_internal.explain_unserved(p_topic.topic_id);
-        waits_normally := v_way IS NULL AND v_unserved IS NULL;
-        reason := concat_ws('; ', v_way, v_unserved, CASE WHEN v_way IS NULL
-            THEN taskq_internal.queue_position(p_topic.topic_id, p_task.sequence) END);
-    END IF;
-END $$;
-
 -- Returns a sentence if no worker seems to poll a topic: no owner holds its tasks, and none has ended for a minute.
 -- Returns NULL otherwise.
 CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_last timestamptz := (SELECT taskq_internal.clamp_moment(max(n.completed))
-                           FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
-                                                         ORDER BY e.sequence DESC LIMIT 100) n);
+    v_last timestamptz := taskq_internal.last_completed(p_topic_id);
 BEGIN
     IF v_last > statement_timestamp() - interval '1 minute' OR p_topic_id = ANY (taskq_internal.served_topics()) THEN
         RETURN NULL;

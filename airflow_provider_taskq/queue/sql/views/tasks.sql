@@ -12,13 +12,9 @@
 -- Tasks that wait or are held, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.live_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
-       CASE WHEN l.holder IS NULL THEN taskq.explain_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt,
-               l.available_at)
-            WHEN o.lease_until < statement_timestamp()
-                THEN format('held by %s, whose lease lapsed %s ago', o.name,
-                            taskq.format_duration(statement_timestamp() - c.lease_until))
-            ELSE format('held by %s for another %s at least', o.name,
-                        taskq.format_duration(c.lease_until - statement_timestamp())) END AS why,
+       CASE WHEN l.holder IS NOT NULL THEN taskq.explain_held(o.name, o.lease_until)
+            ELSE coalesce(taskq.explain_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt, l.available_at,
+                                              l.error_summary), 'it is ready') END AS why,
        l.attempt, l.crashes, l.priority, t.reference, statement_timestamp() - c.created AS age,
        CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
@@ -33,16 +29,14 @@ LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
 CROSS JOIN LATERAL (
     SELECT greatest(least(l.available_at, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
         AS due,
-           greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created,
-           greatest(least(o.lease_until, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
-               AS lease_until) c;
+           greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created) c;
 
 -- Tasks in the other states, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.ended_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier,
        CASE e.state WHEN :FAILED THEN 'FAILURE' WHEN :SUSPENDED THEN 'SUSPENSION' WHEN :FILTERED THEN 'FILTER'
            WHEN :SUCCEEDED THEN 'SUCCESS' END AS result,
-       taskq.explain_ended(e.state, e.descent, e.attempt, p.max_attempts, o.name) AS why,
+       taskq.explain_ended(e.state, e.descent, e.attempt, p.max_attempts, o.name, e.completed, e.error_summary) AS why,
        e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval
            AS due_in,
        o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed, left(e.output::text, 120) AS output,
