@@ -87,23 +87,22 @@ CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results s
 LANGUAGE plpgsql AS $$
 DECLARE
     v_sequence bigint;
+    v_again    boolean;
 BEGIN
-    -- One cheap test for all; the queries below find the task for the error.
+    -- One cheap test for all; the query below finds the task for the error.
     IF :FAILURE <= ALL (p_results) AND :SUCCESS >= ALL (p_results) AND cardinality(p_results) = cardinality(p_sequences)
        AND (SELECT count(DISTINCT u.sequence) = count(*) FROM (SELECT unnest(p_sequences) AS sequence) u) THEN
         RETURN;
     END IF;
-    SELECT u.sequence INTO v_sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
-    WHERE u.sequence IS NULL OR u.result IS NULL OR u.result NOT BETWEEN :FAILURE AND :SUCCESS LIMIT 1;
+    SELECT u.sequence, u.result BETWEEN :FAILURE AND :SUCCESS INTO v_sequence, v_again
+    FROM (SELECT n.sequence, n.result, count(*) OVER (PARTITION BY n.sequence) AS decisions
+          FROM unnest(p_sequences, p_results) AS n (sequence, result)) u
+    WHERE (u.sequence IS NOT NULL AND u.result BETWEEN :FAILURE AND :SUCCESS AND u.decisions = 1) IS NOT TRUE
+    ORDER BY 2 NULLS FIRST LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002', format(
-            'the decision on sequence %s has an invalid result: expected 0 to 3', v_sequence));
-    END IF;
-    SELECT u.sequence INTO v_sequence FROM unnest(p_sequences) AS u (sequence) GROUP BY u.sequence HAVING count(*) > 1
-        LIMIT 1;
-    IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002', format(
-            'the task of sequence %s is decided twice in one call', v_sequence));
+        PERFORM taskq_internal.raise_error('TQ002', format(CASE WHEN v_again AND v_sequence IS NOT NULL
+            THEN 'the task of sequence %s is decided twice in one call'
+            ELSE 'the decision on sequence %s has an invalid result: expected 0 to 3' END, v_sequence));
     END IF;
 END $$;
 

@@ -138,7 +138,6 @@ CREATE FUNCTION taskq.release(p_owner text, p_fence bigint, p_crashed boolean DE
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_owner_id bigint;
-    v_count    bigint;
 BEGIN
     PERFORM taskq_internal.require_read_committed('release()');
     UPDATE taskq_internal.owner SET fence = NULL, seen = clock_timestamp()
@@ -148,14 +147,9 @@ BEGIN
         RETURN 0;
     END IF;
     IF p_crashed THEN
-        v_count := taskq_internal.give_back(v_owner_id, ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                                                              WHERE l.holder = v_owner_id
-                                                                AND taskq_internal.is_deferred(l)), NULL)
-                 + taskq_internal.count_crash(v_owner_id);
-    ELSE
-        v_count := taskq_internal.give_back(v_owner_id, NULL, NULL);
+        RETURN taskq_internal.give_back(v_owner_id, true, NULL) + taskq_internal.count_crash(v_owner_id);
     END IF;
-    RETURN v_count;
+    RETURN taskq_internal.give_back(v_owner_id, false, NULL);
 END $$;
 COMMENT ON FUNCTION taskq.release IS
 'Ends the lease of an owner. Its tasks become READY in their original place, and the attempt is not counted. With
@@ -374,19 +368,26 @@ BEGIN
     FROM gone g
     CROSS JOIN LATERAL (SELECT format('given up after crash %s: its owner died or lost its lease while it held this '
                                       'task alone', g.crashes + 1) AS error) n;
-    PERFORM taskq_internal.give_back(p_holder, NULL, v_tasks);
+    PERFORM taskq_internal.give_back(p_holder, false, v_tasks);
     RETURN v_tasks;
 END $$;
 
--- Makes held tasks READY in their original place, without counting the attempt: all tasks of a holder, or those in
--- p_sequences. After a crash p_crashed is the number of tasks that were held together. Returns how many tasks it changed.
-CREATE FUNCTION taskq_internal.give_back(p_holder bigint, p_sequences bigint[], p_crashed int) RETURNS bigint
+-- Makes held tasks READY in their original place, without counting the attempt: all tasks of a holder, or those that it
+-- has deferred. After a crash p_crashed is the number of tasks that were held together. In a topic with a probe, a retry
+-- waits for the probe. The next poll checks a task with dependencies, because a newer task of one may have been pushed
+-- while the task was held. Returns how many tasks it changed.
+CREATE FUNCTION taskq_internal.give_back(p_holder bigint, p_deferred_only boolean, p_crashed int) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
     UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, late = true,
-        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.sequence),
+        waits = CASE
+            WHEN l.attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = l.topic_id)
+                THEN :WAITS_PROBE
+            WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = l.topic_id
+                         AND d.sequence = l.sequence) THEN :WAITS_DEPENDENCIES
+            ELSE :WAITS_NOTHING END,
         available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
                         AND t.sequence = l.sequence),
         crashes = l.crashes + CASE WHEN p_crashed IS NULL THEN 0 ELSE 1 END,
@@ -394,7 +395,7 @@ BEGIN
         max_claim = CASE WHEN p_crashed IS NULL THEN l.max_claim ELSE least(
             l.max_claim, taskq_internal.max_claim_after_crash(p_crashed, l.crashes + 1, (
                 SELECT p.max_crashes FROM taskq_internal.topic p WHERE p.topic_id = l.topic_id))) END
-    WHERE l.holder = p_holder AND (p_sequences IS NULL OR l.sequence = ANY (p_sequences));
+    WHERE l.holder = p_holder AND (NOT p_deferred_only OR taskq_internal.is_deferred(l));
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
@@ -462,6 +463,7 @@ END $$;
 CREATE FUNCTION taskq_internal.require_running_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint;
+    v_until    timestamptz;
 BEGIN
     SELECT owner_id INTO v_owner_id FROM taskq_internal.owner
     WHERE name = p_owner AND fence = p_fence AND lease_until > clock_timestamp()
@@ -470,45 +472,29 @@ BEGIN
     IF FOUND THEN
         RETURN v_owner_id;
     END IF;
-    IF NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
-                   AND lease_until > clock_timestamp() AND taskq_internal.may_act_as(registered_by)) THEN
-        IF EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
-                   AND taskq_internal.may_act_as(registered_by)) THEN
-            PERFORM taskq_internal.raise_error('TQ005', format(
-                'the lease of owner %L under fence %s has lapsed; a heartbeat renews it', p_owner, p_fence));
-        END IF;
+    v_until := (SELECT lease_until FROM taskq_internal.owner
+                WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by));
+    IF v_until IS NULL THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
+    ELSIF v_until <= clock_timestamp() THEN
+        PERFORM taskq_internal.raise_error('TQ005', format(
+            'the lease of owner %L under fence %s has lapsed; a heartbeat renews it', p_owner, p_fence));
     END IF;
     RETURN NULL;
 END $$;
 
--- Returns what a released task waits for. In a topic with a probe, a retry waits for the probe. The next poll checks a
--- task with dependencies, because a newer task of one may have been pushed while the task was held.
-CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_sequence bigint) RETURNS smallint
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
-BEGIN
-    RETURN CASE
-        WHEN p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id)
-            THEN :WAITS_PROBE
-        WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = p_topic_id
-                     AND d.sequence = p_sequence) THEN :WAITS_DEPENDENCIES
-        ELSE :WAITS_NOTHING END;
-END $$;
-
--- Raises TQ000 for a blank holder or if the times do not fit together, and TQ008 for an invalid duration.
+-- Raises TQ000 for a blank holder or if the times do not fit together, and TQ008 for an invalid duration or name.
 CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    v_wrong text := CASE WHEN (p_by ~ '\S') IS NOT TRUE THEN 'the holder needs a name'
+                         WHEN p_at_least > p_at_most THEN
+                             format('at_least %s is longer than at_most %s', p_at_least, p_at_most) END;
 BEGIN
     PERFORM taskq_internal.check_name('a lock', p_name);
-    IF p_by IS NULL OR p_by !~ '\S' THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: the holder needs a name', p_name));
-    END IF;
-    IF p_at_most IS NULL OR p_at_least IS NULL OR p_at_most <= interval '0' OR p_at_least NOT BETWEEN interval '0'
-        AND p_at_most THEN
-        PERFORM taskq_internal.raise_error('TQ000', format(
-            'lock %L: at_most %s has to be more than 0, and at_least %s between 0 and at_most', p_name, p_at_most,
-            p_at_least));
-    END IF;
     PERFORM taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most);
     PERFORM taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');
+    IF v_wrong IS NOT NULL THEN
+        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: %s', p_name, v_wrong));
+    END IF;
 END $$;

@@ -242,14 +242,16 @@ Returns the results in input order. If an identifier is repeated, its later offe
 p_offset is the number of tasks in earlier calls, which errors add to positions. Raises the errors of taskq.offer: TQ001
 for an unknown topic, TQ002, TQ008 and TQ000.';
 
-CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.lock_topic_shared(topic, 'INSERT')).topic_id;
-    v_waiting  bigint[];
 BEGIN
     PERFORM taskq.lock_offers(topic, ARRAY[identifier]);
-    v_waiting := taskq_internal.lock_waiting(v_topic_id, identifier);
-    RETURN taskq_internal.delete_tasks(v_topic_id, v_waiting, false) > 0;
+    RETURN taskq_internal.delete_tasks(v_topic_id, ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id::bigint = v_topic_id AND l.identifier = "drop".identifier AND l.holder IS NULL
+        FOR UPDATE SKIP LOCKED), false) > 0;
 END $$;
 COMMENT ON FUNCTION taskq.drop IS
 'Removes the waiting tasks of an identifier. A task that another transaction has locked stays. Waits for open offers
@@ -436,15 +438,6 @@ BEGIN
                        AND (b.identifier, b.topic_id, b.sequence) >= (u.identifier, p_topic_id, p_since)
                      ORDER BY b.identifier DESC, b.sequence DESC LIMIT 1) n ON true
                  ORDER BY u.place);
-END $$;
-
--- Locks the waiting tasks of an identifier that no other transaction has locked, and returns them.
-CREATE FUNCTION taskq_internal.lock_waiting(p_topic_id int, p_identifier text) RETURNS bigint[]
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-BEGIN
-    RETURN ARRAY(SELECT b.sequence FROM taskq_internal.live b
-                 WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
-                     FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Offers one task, whose identifier the caller has locked by lock_offers. Compares payloads as texts.
