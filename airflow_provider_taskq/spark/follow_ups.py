@@ -146,7 +146,7 @@ def _junctions(decisions: pa.RecordBatch, attempt: Attempt) -> Iterator[Copy]:
             pa.array(parents, pa.int64()),
             *(pa.array(texts, pa.string()) for texts in (topics, groups, junctions)),
         ]
-        yield _COPY_JUNCTIONS, binary_rows([*attempt.columns(len(parents)), *columns])
+        yield Copy(_COPY_JUNCTIONS, binary_rows([*attempt.columns(len(parents)), *columns]))
 
 
 def _structs(decisions: pa.RecordBatch, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue import InvalidTask, TaskQueueError
 from airflow_provider_taskq.queue.backoff import retrying
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.queue.faults import classify
@@ -95,12 +95,16 @@ def stage_rows(
 
 
 def copy_rows(conn: psycopg.Connection[Any], copies: Iterable[Copy]) -> None:
-    """Copy encoded rows into the staging tables, in the caller's transaction."""
-    for statement, rows in copies:
-        with translate_errors(), conn.cursor().copy(statement.encode()) as copy:
-            copy.write(SIGNATURE)
-            copy.write(memoryview(rows))
-            copy.write(TRAILER)
+    """Copy encoded rows into the staging tables, in the caller's transaction. Raises InvalidTask for bad JSON."""
+    for each in copies:
+        try:
+            with translate_errors(), conn.cursor().copy(each.statement.encode()) as copy:
+                copy.write(SIGNATURE)
+                copy.write(memoryview(each.rows))
+                copy.write(TRAILER)
+        except (InvalidTask, psycopg.errors.StatementTooComplex):
+            each.refuse_json()
+            raise
 
 
 def successful_attempts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedAttempt]:

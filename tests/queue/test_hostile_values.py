@@ -214,18 +214,6 @@ def test_a_payload_above_the_limit_of_its_topic_is_refused_for_that(queue: TaskQ
         push(queue, owner, ["1", "[" * 300_000])
 
 
-def test_dependencies_nested_too_deeply_to_parse_are_an_invalid_task(queue: TaskQueue) -> None:
-    stage = uuid4()
-    queue.conn.execute(
-        "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier, depends_on)"
-        " VALUES (%s, 0, 7, 0, 'a', %s)",
-        (stage, "[" * 131_072 + "]" * 131_072),
-    )
-    with pytest.raises(psycopg.Error) as refusal:
-        queue.conn.execute(PUSH_STAGED, (stage, 1))
-    assert refusal.value.sqlstate == "TQ002"
-
-
 # Tasks and values in Python
 
 PUSHES: dict[str, Callable[[TaskQueue, list[Any]], object]] = {

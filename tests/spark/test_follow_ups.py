@@ -191,7 +191,6 @@ def test_follow_ups_of_a_task_decided_twice_need_both_decisions_continued(
     ("column", "value", "error", "words"),
     [
         ("identifier", " ", InvalidTask, "its identifier is blank"),
-        ("payload", "{", InvalidTask, "its payload is not JSON"),
         ("topic", "nowhere", UnknownTopic, "nowhere"),
     ],
 )

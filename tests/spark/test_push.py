@@ -210,7 +210,7 @@ MOMENT = datetime(2031, 1, 1, tzinfo=UTC)
     [
         ({"identifier": " "}, "task at position 7 (identifier ' '): its identifier is blank"),
         ({"priority": 200}, "position 7 (identifier '7'): its priority 200"),
-        ({"payload": "{marked"}, "7 (identifier '7'): its payload is not"),
+        ({"payload": "{marked"}, "7 of partition 0 (identifier '7'): its payload is not JSON"),
         ({"payload": '"\\u0000"'}, "7'): its payload holds a NUL or"),
         ({"payload": {"x": float("nan")}}, "7'): its payload holds NaN or an infinity, which JSON lacks"),
         ({"reference": "a\0"}, "row 7 of partition 0 (identifier '7'): its reference holds a NUL"),

@@ -125,11 +125,9 @@ STAGE = bytes(range(16))
 def rows(**columns: Any) -> list[list[bytes | None]]:
     """The fields of each row as they are sent."""
     given = {"sequence": pa.array([7], pa.int64()), "result": pa.array(["SUCCESS"]), **columns}
-    data, place, found = (
-        encode_decisions(pa.record_batch(given), Attempt(UUID(bytes=STAGE), 3, 5))[1].to_pybytes(),
-        0,
-        [],
-    )
+    copy = encode_decisions(pa.record_batch(given), Attempt(UUID(bytes=STAGE), 3, 5))
+    copy.refuse_json()  # what a COPY refuses
+    data, place, found = copy.rows.to_pybytes(), 0, []
     while place < len(data):
         (fields,), place = struct.unpack_from(">h", data, place), place + 2
         row: list[bytes | None] = []
@@ -170,9 +168,6 @@ SUSPENSION = pa.array(["SUSPENSION"])
         ({"message": pa.array([""])}, "task 7 is not JSON"),
         ({"message": pa.array(['{"a":NaN}'])}, "NaN is not a JSON number"),
         ({"message": pa.array(["[" * 100_000])}, "task 7 is not JSON"),
-        ({"message": pa.array(['"\\u0000"'])}, "task 7 holds a NUL or a lone surrogate"),
-        ({"message": pa.array(['{"\\ud800":1}'])}, "task 7 holds a NUL or a lone surrogate"),
-        ({"message": pa.array(['"a\\\\\\u0000"'])}, "task 7 holds a NUL or a lone surrogate"),
         ({"error": pa.array(["a\x00b"])}, "the error of the decision on task 7 holds a NUL"),
         ({"delay": pa.array([1])}, "task 7 has a delay: only a SUSPENSION takes one"),
         ({"result": SUSPENSION, "delay": pa.array([float("nan")])}, "invalid delay of the decision on task 7"),

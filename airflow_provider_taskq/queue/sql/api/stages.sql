@@ -249,11 +249,11 @@ BEGIN
     END LOOP;
 END $$;
 
--- Leaves one decision for each task of a stage: deletes all but the first in the order of the results.
+-- Leaves one decision for each task of a stage: deletes all but the first in the order of results, parts and rows.
 CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged s USING (
-        SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, output, error, delay) AS place
+        SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, ctid) AS place
         FROM taskq.staged WHERE stage = p_stage) d
     WHERE d.place > 1 AND s.ctid = d.ctid;
 END $$;
@@ -393,7 +393,7 @@ BEGIN
         SELECT n.topic, n.junction, array_agg(m.identifier) AS identifiers, array_agg(n.nth::int) AS groups
         FROM (SELECT g.*, row_number() OVER (PARTITION BY g.topic, g.junction ORDER BY g.members) AS nth
               FROM (SELECT DISTINCT j.topic, j.junction, e.members::text
-                    FROM taskq.staged_junction j CROSS JOIN LATERAL json_array_elements(j.groups::json) AS e (members)
+                    FROM taskq.staged_junction j CROSS JOIN LATERAL json_array_elements(j.groups) AS e (members)
                     WHERE j.stage = p_stage) g) n
         CROSS JOIN LATERAL json_array_elements_text(n.members::json) AS m (identifier)
         GROUP BY n.topic, n.junction, n.nth / 10000 ORDER BY n.topic, n.junction, n.nth / 10000
@@ -432,9 +432,8 @@ BEGIN
         END LOOP;
     END LOOP;
     RETURN v_done;
-EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception OR statement_too_complex THEN
-    PERFORM taskq_internal.raise_staged_error(
-        SQLSTATE, SQLERRM, v_before, v_chunk.numbers, v_chunk.identifiers, v_chunk.payloads);
+EXCEPTION WHEN SQLSTATE 'TQ002' THEN
+    PERFORM taskq_internal.raise_staged_error(SQLERRM, v_before, v_chunk.numbers, v_chunk.identifiers);
 END $$;
 
 -- Returns the next chunk of tasks after p_place as arrays for taskq.push, with one row for each topic: 10,000 tasks, or
@@ -443,7 +442,7 @@ END $$;
 CREATE FUNCTION taskq_internal.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_topic text)
 RETURNS TABLE (topic text, last bigint, numbers bigint[], identifiers text[], payloads text[], refs text[],
                suspended boolean[], available_at timestamptz[], delays interval[], ttls interval[], priorities int[],
-               depends text[])
+               depends json[])
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 BEGIN
@@ -488,7 +487,7 @@ BEGIN
     IF p_chunk.depends IS NOT NULL THEN
         SELECT array_agg(u.place - 1), array_agg(d.pair ->> 0), array_agg(d.pair ->> 1) INTO v_places, v_topics, v_names
         FROM unnest(p_chunk.depends) WITH ORDINALITY AS u (list, place)
-        CROSS JOIN LATERAL json_array_elements(u.list::json) AS d (pair);
+        CROSS JOIN LATERAL json_array_elements(u.list) AS d (pair);
     END IF;
     v_sequences := taskq.push(p_chunk.topic, p_insertion, p_chunk.identifiers, p_chunk.payloads, p_chunk.refs,
                               p_chunk.suspended, p_chunk.available_at, p_chunk.delays, p_chunk.ttls, p_chunk.priorities,
@@ -496,32 +495,15 @@ BEGIN
     RETURN (SELECT min(u.sequence) FROM unnest(v_sequences) AS u (sequence));
 END $$;
 
--- Raises the error of a chunk again. The error names the position of the task among all pushed tasks, and never its
--- payload.
+-- Raises the error of a chunk again. The error names the position of the task among all pushed tasks, and its
+-- identifier.
 CREATE FUNCTION taskq_internal.raise_staged_error(
-    p_code text, p_message text, p_before bigint, p_numbers bigint[], p_identifiers text[], p_payloads text[]
+    p_message text, p_before bigint, p_numbers bigint[], p_identifiers text[]
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_number int := substring(p_message FROM '^(?:topic .*?, )?task at position (\d+): ')::int + 1;
-    v_reason text := p_message;
 BEGIN
-    IF p_code <> 'TQ002' THEN
-        v_number := (SELECT min(u.number) FROM unnest(p_payloads) WITH ORDINALITY AS u (payload, number)
-                     WHERE NOT taskq_internal.is_json(u.payload));
-        v_reason := CASE WHEN v_number IS NULL THEN p_message ELSE 'task at position 0: its payload is not JSON' END;
-    END IF;
-    IF v_number IS NOT NULL THEN
-        v_reason := regexp_replace(v_reason, 'task at position \d+', format('task at position %s (identifier %L)',
-            p_before + p_numbers[v_number], left(p_identifiers[v_number], 100)));
-    END IF;
-    PERFORM taskq_internal.raise_error('TQ002', v_reason);
-END $$;
-
--- Returns whether a text is JSON. Returns true for NULL.
-CREATE FUNCTION taskq_internal.is_json(p_text text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-    PERFORM p_text::json;
-    RETURN true;
-EXCEPTION WHEN data_exception OR statement_too_complex THEN
-    RETURN false;
+    PERFORM taskq_internal.raise_error('TQ002', coalesce(regexp_replace(
+        p_message, 'task at position \d+', format('task at position %s (identifier %L)',
+            p_before + p_numbers[v_number], left(p_identifiers[v_number], 100))), p_message));
 END $$;

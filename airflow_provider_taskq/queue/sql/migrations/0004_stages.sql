@@ -8,7 +8,7 @@ CREATE UNLOGGED TABLE taskq.staged (
     attempt  bigint NOT NULL,      -- the number of the executor's attempt, unique within the job
     sequence bigint NOT NULL,
     result   smallint NOT NULL,
-    output   text,
+    output   text CHECK (output IS NULL OR output::json IS NOT NULL),  -- a COPY of other text fails
     error    text,
     delay    interval,
     continued boolean              -- whether follow-ups are applied; NULL: those of a SUCCESS are
@@ -62,9 +62,9 @@ CREATE UNLOGGED TABLE taskq.staged_task (
     ttl          interval,
     topic        text,             -- NULL if the commit names the topic
     identifier   text,
-    payload      text,
+    payload      text CHECK (payload IS NULL OR payload::json IS NOT NULL),
     reference    text,
-    depends_on   text              -- a JSON list of pairs of topic and identifier
+    depends_on   json              -- a list of pairs of topic and identifier
 );
 COMMENT ON TABLE taskq.staged_task IS
 'Tasks that the executors of a distributed job stage by COPY. taskq.commit_stage commits them. Roles may only insert
@@ -78,7 +78,7 @@ CREATE UNLOGGED TABLE taskq.staged_junction (
     attempt  bigint NOT NULL,
     parent   bigint,
     topic    text NOT NULL,
-    groups   text NOT NULL,        -- a JSON list of lists of identifiers
+    groups   json NOT NULL,        -- a list of lists of identifiers
     junction text NOT NULL
 );
 COMMENT ON TABLE taskq.staged_junction IS
