@@ -416,6 +416,8 @@ DECLARE
     v_last   bigint;
     v_try    record;
     v_chunk  record;
+    v_depend record;
+    v_number int;
 BEGIN
     FOR v_try IN SELECT * FROM unnest(p_parts, p_attempts) AS w (part, attempt) ORDER BY w.part LOOP
         v_last := -1;
@@ -425,7 +427,18 @@ BEGIN
             v_before := v_done;
             FOR v_chunk IN SELECT * FROM taskq_internal.staged_chunk(p_stage, v_try.part, v_try.attempt, v_place,
                                                                      p_topic) LOOP
-                v_since := least(v_since, taskq_internal.push_chunk(v_chunk, p_insertion, v_since));
+                IF v_chunk.topic IS NULL THEN
+                    PERFORM taskq_internal.raise_error('TQ002',
+                        'task at position 0: it names no topic, and no option does');
+                END IF;
+                SELECT array_agg(u.place - 1) AS places, array_agg(d.pair ->> 0) AS topics,
+                       array_agg(d.pair ->> 1) AS identifiers INTO v_depend
+                FROM unnest(v_chunk.depends) WITH ORDINALITY AS u (list, place)
+                CROSS JOIN LATERAL json_array_elements(u.list) AS d (pair);
+                v_since := least(v_since, (SELECT min(u.sequence) FROM unnest(taskq.push(
+                    v_chunk.topic, p_insertion, v_chunk.identifiers, v_chunk.payloads, v_chunk.refs, v_chunk.suspended,
+                    v_chunk.available_at, v_chunk.delays, v_chunk.ttls, v_chunk.priorities, 0, v_since,
+                    v_depend.places::int[], v_depend.topics, v_depend.identifiers)) AS u (sequence)));
                 v_done := v_done + cardinality(v_chunk.identifiers);
                 v_last := greatest(v_last, v_chunk.last);
             END LOOP;
@@ -433,7 +446,10 @@ BEGIN
     END LOOP;
     RETURN v_done;
 EXCEPTION WHEN SQLSTATE 'TQ002' THEN
-    PERFORM taskq_internal.raise_staged_error(SQLERRM, v_before, v_chunk.numbers, v_chunk.identifiers);
+    v_number := substring(SQLERRM FROM '^(?:topic .*?, )?task at position (\d+): ')::int + 1;
+    PERFORM taskq_internal.raise_error('TQ002', regexp_replace(
+        SQLERRM, 'task at position \d+', format('task at position %s (identifier %L)',
+            v_before + v_chunk.numbers[v_number], left(v_chunk.identifiers[v_number], 100))));
 END $$;
 
 -- Returns the next chunk of tasks after p_place as arrays for taskq.push, with one row for each topic: 10,000 tasks, or
@@ -470,40 +486,4 @@ BEGIN
           WHERE m.bytes < 8000000
           ORDER BY run, m.target, m.number) n
     GROUP BY n.run, n.target ORDER BY n.run, n.target;
-END $$;
-
--- Pushes one row of taskq_internal.staged_chunk. Returns its first sequence.
-CREATE FUNCTION taskq_internal.push_chunk(p_chunk record, p_insertion text, p_since bigint) RETURNS bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_places    int[];
-    v_topics    text[];
-    v_names     text[];
-    v_sequences bigint[];
-BEGIN
-    IF p_chunk.topic IS NULL THEN
-        PERFORM taskq_internal.raise_error('TQ002', 'task at position 0: it names no topic, and no option does');
-    END IF;
-    IF p_chunk.depends IS NOT NULL THEN
-        SELECT array_agg(u.place - 1), array_agg(d.pair ->> 0), array_agg(d.pair ->> 1) INTO v_places, v_topics, v_names
-        FROM unnest(p_chunk.depends) WITH ORDINALITY AS u (list, place)
-        CROSS JOIN LATERAL json_array_elements(u.list) AS d (pair);
-    END IF;
-    v_sequences := taskq.push(p_chunk.topic, p_insertion, p_chunk.identifiers, p_chunk.payloads, p_chunk.refs,
-                              p_chunk.suspended, p_chunk.available_at, p_chunk.delays, p_chunk.ttls, p_chunk.priorities,
-                              0, p_since, v_places, v_topics, v_names);
-    RETURN (SELECT min(u.sequence) FROM unnest(v_sequences) AS u (sequence));
-END $$;
-
--- Raises the error of a chunk again. The error names the position of the task among all pushed tasks, and its
--- identifier.
-CREATE FUNCTION taskq_internal.raise_staged_error(
-    p_message text, p_before bigint, p_numbers bigint[], p_identifiers text[]
-) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_number int := substring(p_message FROM '^(?:topic .*?, )?task at position (\d+): ')::int + 1;
-BEGIN
-    PERFORM taskq_internal.raise_error('TQ002', coalesce(regexp_replace(
-        p_message, 'task at position \d+', format('task at position %s (identifier %L)',
-            p_before + p_numbers[v_number], left(p_identifiers[v_number], 100))), p_message));
 END $$;
