@@ -96,6 +96,7 @@ class LockKind(IntEnum):
     TICKS = 0x7E46  # the ticks of a prefix
     ROWS = 0x7E47  # the creation of rows that belong to the schema
     INSTALL = 0x7E48  # an installation or upgrade
+    RETRY_TOPIC = 0x7E49  # a topic with such a retry, as in TOPIC
 
 
 class Insertion(NamedEnum, StrEnum):

@@ -23,7 +23,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from tests.internals import advance_fronts, age_upkeep, fronts, interrupted, passed_tasks, set_fronts_ahead
-from tests.queue.conftest import InBackground, await_lock_wait, identifiers, lapse, pass_time, task_in
+from tests.queue.conftest import InBackground, await_lock_wait, identifiers, known, lapse, pass_time, task_in
 from tests.queue.explained import explain
 
 pytestmark = pytest.mark.promise("A poll passes no due task, however transactions interleave")
@@ -143,11 +143,19 @@ def fail_again(session: TaskQueue, owner: Owner, task: Task) -> None:
     session.complete(owner, {task: DOWN})
 
 
+def fail_two(session: TaskQueue, owner: Owner, task: Task) -> None:
+    session.create_topic("other", RETRIES)
+    session.push("other", ["b"])
+    session.complete(owner, dict.fromkeys(session.poll("other", owner), DOWN))
+    session.complete(owner, {task: DOWN})
+
+
 # What an open transaction does, and the task that it may still bring.
 OPEN: dict[str, tuple[Way, str]] = {
     "push": (lambda session, _owner, _task: session.push("work", ["pushed"]), "pushed"),
     "retry": (ended(DOWN), "a"),
     "retry after a rollback to a savepoint": (fail_again, "a"),
+    "retry after one of another topic": (fail_two, "a"),
     "claim that is rolled back": (lambda session, owner, _task: session.poll("work", owner), "claimed"),
 }
 
@@ -170,6 +178,16 @@ def test_a_front_stays_before_the_task_of_an_open_transaction(
     session.conn.rollback() if "claim" in kind else session.conn.commit()
     assert passed_tasks(queue.conn) == []
     assert drain(queue, owner, order) == [brought]
+
+
+def test_an_open_retry_holds_back_no_front_of_another_topic(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+    queue.create_topic("other", RETRIES)
+    queue.push("other", ["b"])
+    session.complete(owner, dict.fromkeys(queue.poll("other", owner), DOWN))
+    [later] = queue.push("work", ["later"])
+    assert drain(queue, owner) == ["later"]
+    advance(queue)
+    assert front(queue)[0] > known(queue, later).created
 
 
 Call = Callable[[TaskQueue], object]

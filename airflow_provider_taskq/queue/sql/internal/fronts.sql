@@ -5,18 +5,18 @@
 --
 -- Tasks of a priority are in the order of due time and sequence. These rules keep tasks from appearing before a front:
 --
---   - A transaction that pushes, or that makes tasks READY for a retry, first takes the lock of its announcement
---     (announce_time). Then it reads the clock. A task that is due at that time or afterwards is not late.
+--   - A transaction that pushes, or that makes tasks READY for a retry, first takes the locks of its announcement
+--     (announce_time) and of its topic. Then it reads the clock. A task that is due at that time or later is not late.
 --   - Every other task that becomes READY is late: one with an earlier due time, and one that was released, expired,
 --     reset, resumed, promoted, or changed. A task that is late without need costs an entry in live_late, no more.
 --   - A front advances to the first READY task that a snapshot shows, and not beyond a bound (front_bounds). The bound is
---     the earliest time in the announcements of open transactions, and no later than the clock. The session reads the
---     clock first, then pg_locks, and then takes the snapshot.
+--     the earliest time in the announcements of open transactions that have locked the topic, and no later than the
+--     clock. The session reads the clock first, then pg_locks, and then takes the snapshot.
 --
 -- So a front passes no task. Let a transaction place a task that is not late before the bound. If it had ended before
 -- the read of pg_locks, the snapshot shows its task. If it was open, its announcement is no later than its clock, and
--- the bound is no later than the announcement. If it announced itself after that read, it read the clock later than
--- the session did. In these two cases the task lies behind the bound.
+-- the bound is no later than the announcement. If it took the lock of its announcement or of the topic after that read,
+-- it read the clock later than the session did. In these two cases the task lies behind the bound.
 --
 -- A front also has the time of a recent push. After the clock was set back, it is later than the clock, and the tasks
 -- that were due at their push are made due again (recall_early_tasks).
@@ -195,12 +195,15 @@ BEGIN
     RETURN v_time;
 END $$;
 
--- Announces that this transaction makes tasks READY for a retry. Returns the time from which these tasks are not late:
--- the clock, or the latest front of these topics if the clock was set back.
+-- Announces that this transaction makes tasks of these topics READY for a retry. Returns the time from which these tasks
+-- are not late: the clock, or the latest front of these topics if the clock was set back. The transaction may have
+-- announced its time before, for another topic. So it reads the clock after it has taken the locks of these topics.
 CREATE FUNCTION taskq_internal.announce_retry(p_topic_ids int[]) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
     v_time bigint := taskq_internal.announce_time(:LOCK_RETRY_TIME);
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared((:LOCK_RETRY_TOPIC::bigint << 48) | u.number)
+    FROM (SELECT DISTINCT unnest(p_topic_ids) & 1023 AS number) u;
     RETURN greatest(clock_timestamp(), (
         SELECT max(greatest(f.available_at, (
             SELECT i.available_at FROM taskq_internal.identifier_front i
@@ -217,13 +220,15 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
-    SELECT least(v_now, to_timestamp((min(least(o.retries, CASE WHEN o.placed THEN o.pushes END)) - 1) / 1000.0)),
+    SELECT least(v_now, to_timestamp((min(least(CASE WHEN o.retried THEN o.retries END,
+                                                CASE WHEN o.placed THEN o.pushes END)) - 1) / 1000.0)),
            least(v_now, to_timestamp((min(o.claims) - 1) / 1000.0))
     INTO placed, claimed
     FROM (SELECT min(h.number) FILTER (WHERE h.kind = :LOCK_PUSH_TIME) AS pushes,
                  min(h.number) FILTER (WHERE h.kind = :LOCK_RETRY_TIME) AS retries,
                  min(h.number) FILTER (WHERE h.kind = :LOCK_CLAIM_TIME) AS claims,
-                 bool_or(h.kind = :LOCK_TOPIC AND h.number = p_topic_id & 1023) AS placed
+                 bool_or(h.kind = :LOCK_TOPIC AND h.number = p_topic_id & 1023) AS placed,
+                 bool_or(h.kind = :LOCK_RETRY_TOPIC AND h.number = p_topic_id & 1023) AS retried
           FROM taskq_internal.held_locks() h GROUP BY h.virtualtransaction) o;
 END $$;
 
