@@ -92,8 +92,9 @@ COMMENT ON FUNCTION taskq.explain_held IS
 CREATE FUNCTION taskq.explain_ended(
     p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text, p_completed timestamptz,
     p_error text
-) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT concat_ws(': ',
+) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN concat_ws(': ',
         format('it is %s%s', taskq.state_name(p_state), ' since ' || taskq.format_duration(
             statement_timestamp() - taskq_internal.clamp_moment(p_completed))),
         CASE WHEN p_state = :EXPIRED THEN format('the lease of %s ran out; it waits to be revived', p_owner)
@@ -102,8 +103,8 @@ CREATE FUNCTION taskq.explain_ended(
              WHEN p_state = :FAILED THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
              WHEN p_state = :SUSPENDED THEN 'waits to be released or revived'
              WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END,
-        CASE WHEN p_state = :FAILED THEN p_error END)
-$$;
+        CASE WHEN p_state = :FAILED THEN p_error END);
+END $$;
 COMMENT ON FUNCTION taskq.explain_ended IS
 'Explains in one sentence how a task ended. The view taskq.tasks calls this function.';
 
@@ -141,14 +142,16 @@ COMMENT ON FUNCTION taskq.explain_turn IS
 'Explains in a sentence why a poll that takes one task per identifier at a time does not return a READY task. Returns
 NULL if no other task of the identifier blocks the task.';
 
-CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
-    SELECT CASE WHEN s < 120 THEN s || ' s'
+CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+    s bigint := floor(greatest(0, extract(epoch FROM p_duration)));
+BEGIN
+    RETURN CASE WHEN s < 120 THEN s || ' s'
                 WHEN s < 7200 THEN s / 60 || ' min'
                 WHEN s < 172800 THEN s / 3600 || ' h' || CASE WHEN s % 3600 >= 60 THEN ' ' || s % 3600 / 60 || ' min'
                     ELSE '' END
-                ELSE s / 86400 || ' days' END
-    FROM (SELECT floor(greatest(0, extract(epoch FROM p_duration)))::bigint AS s) n
-$$;
+                ELSE s / 86400 || ' days' END;
+END $$;
 COMMENT ON FUNCTION taskq.format_duration IS
 'Returns a duration as text with at most two units, for example 3 h 20 min.';
 
