@@ -31,7 +31,11 @@ BEGIN
         running := v_topic.held; running_capped := v_capped; consumers := v_topic.consumers;
         SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked,
             paused_tasks
-        FROM taskq_internal.count_ready_by_status(v_topic.topic_id, v_topic.paused, p_cap) r;
+        FROM taskq_internal.count_waiting(v_topic.topic_id, greatest(p_cap, 0)) r;
+        IF v_topic.paused THEN
+            paused_tasks := least(ready + scheduled + retrying + blocked + paused_tasks, p_cap);
+            ready := 0; scheduled := 0; retrying := 0; blocked := 0;
+        END IF;
         expired := taskq_internal.count_in_state(v_topic.topic_id, :EXPIRED, p_cap);
         failed := taskq_internal.count_in_state(v_topic.topic_id, :FAILED, p_cap);
         suspended := taskq_internal.count_in_state(v_topic.topic_id, :SUSPENDED, p_cap);
@@ -398,60 +402,59 @@ BEGIN
     GROUP BY n.topic_id;
 END $$;
 
--- Returns the number of READY tasks of a topic in each status of taskq.task_info, each up to p_cap. In a paused topic
--- all tasks count as paused. Otherwise it reads priority by priority, because due times are in order only within a
--- priority. It reads p_cap * 10 due rows, and as many rows that are not due.
-CREATE FUNCTION taskq_internal.count_ready_by_status(
-    p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint,
-    OUT blocked bigint, OUT paused bigint
+-- Returns the numbers of READY tasks of a topic, each up to p_cap, as if the topic were not paused. ready to paused count
+-- by the status of taskq.task_info. due counts tasks that wait for nothing, and probing retries that are due and wait
+-- for the probe of the topic. The function reads priority by priority, because due times are in order only within a
+-- priority. It reads up to 2 * p_cap tasks that are due, and as many that are not.
+CREATE FUNCTION taskq_internal.count_waiting(
+    p_topic_id int, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
+    OUT paused bigint, OUT due bigint, OUT probing bigint
 ) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_now      timestamptz := clock_timestamp();
-    v_priority smallint := 101;
+    v_now   timestamptz := clock_timestamp();
+    v_most  bigint := 2 * p_cap::bigint;
+    v_front taskq_internal.front;
+    v_found record;
 BEGIN
-    ready := 0; scheduled := 0; paused := 0;
-    IF p_paused THEN
-        retrying := 0; blocked := 0;
-        paused := (SELECT count(*) FROM (
-            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
-             AND l.waits <= :WAITS_NOTHING
-             ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT p_cap)
-            UNION ALL
-            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
-             AND l.waits > :WAITS_NOTHING
-             ORDER BY l.waits, l.available_at, l.sequence LIMIT p_cap) LIMIT p_cap) n);
-        RETURN;
-    END IF;
-    LOOP
-        v_priority := (SELECT l.priority FROM taskq_internal.live l
-                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                           AND l.priority < v_priority
-                       ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
-        EXIT WHEN v_priority IS NULL OR ready >= p_cap AND scheduled >= p_cap;
-        ready := ready + (SELECT count(*) FROM (SELECT FROM (
-            SELECT l.attempt FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
-              AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
-            ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w WHERE w.attempt = 0 LIMIT p_cap - ready) n);
-        scheduled := scheduled + (SELECT count(*) FROM (SELECT FROM (
-            SELECT l.attempt, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
-                AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                AND l.priority = v_priority AND l.available_at > v_now
-            ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w
-            WHERE w.attempt = 0 LIMIT p_cap - scheduled) n);
+    due := 0; ready := 0; scheduled := 0;
+    FOR v_front IN SELECT * FROM taskq_internal.newest_fronts(p_topic_id) LOOP
+        SELECT count(*) AS due, count(*) FILTER (WHERE n.attempt = 0) AS ready INTO v_found FROM (
+            SELECT d.attempt FROM (
+                (SELECT l.attempt FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+                   AND l.priority + 0 = v_front.priority AND l.available_at <= v_now
+                   AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
+                 ORDER BY l.available_at, l.sequence)
+                UNION ALL
+                (SELECT l.attempt FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                   AND l.priority = v_front.priority AND l.available_at <= v_now
+                   AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
+                 ORDER BY l.available_at, l.sequence)) d
+            LIMIT greatest(v_most - due, 0)) n;
+        due := due + v_found.due;
+        ready := ready + v_found.ready;
+        scheduled := scheduled + (
+            SELECT count(*) FILTER (WHERE n.attempt = 0)
+            FROM (SELECT l.attempt FROM taskq_internal.live l
+                  WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                    AND l.priority = v_front.priority AND l.available_at > v_now
+                  ORDER BY l.available_at, l.sequence LIMIT greatest(v_most - scheduled, 0)) n);
     END LOOP;
-    blocked := (SELECT count(*) FROM (
-        SELECT FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
-            AND l.waits = :WAITS_DEPENDENCIES
-        ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n);
-    paused := (SELECT count(*) FROM (
-        SELECT FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING AND l.waits = :WAITS_RESUME
-        ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n);
+    SELECT sum(n.count) FILTER (WHERE k.waits = :WAITS_DEPENDENCIES), sum(n.count) FILTER (WHERE k.waits = :WAITS_RESUME),
+           sum(n.count) FILTER (WHERE k.waits = :WAITS_PROBE)
+    INTO blocked, paused, probing
+    FROM unnest(ARRAY[:WAITS_DEPENDENCIES, :WAITS_RESUME, :WAITS_PROBE]::smallint[]) AS k (waits)
+    CROSS JOIN LATERAL (
+        SELECT count(*) FROM (SELECT FROM taskq_internal.live l
+                              WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
+                                AND l.waits = k.waits AND (k.waits <> :WAITS_PROBE OR l.available_at <= v_now)
+                              ORDER BY l.available_at, l.sequence LIMIT p_cap) w) n;
     retrying := (SELECT count(*) FROM (
         SELECT l.waits FROM taskq_internal.live l
         WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0 AND l.waits <> :WAITS_DEPENDENCIES
-        ORDER BY l.sequence LIMIT greatest(p_cap, 0)) n WHERE n.waits <> :WAITS_RESUME);
+        ORDER BY l.sequence LIMIT p_cap) n WHERE n.waits <> :WAITS_RESUME);
+    ready := least(ready, p_cap); scheduled := least(scheduled, p_cap); due := least(due, p_cap);
 END $$;
 
 -- Returns how many tasks of a topic are EXPIRED, FAILED or SUSPENDED, up to p_cap.

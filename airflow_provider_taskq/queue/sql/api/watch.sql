@@ -135,15 +135,15 @@ SET enable_mergejoin = off AS $$
 BEGIN
     RETURN QUERY
     WITH held AS MATERIALIZED (SELECT h.topic_id, h.held FROM taskq_internal.count_held_by_topic() h)
-    SELECT u.place::int, r.ready,  w.scheduled, w.retrying,
-        greatest(w.blocked + w.due - r.ready - CASE WHEN t.paused THEN w.due ELSE 0 END, 0),
+    SELECT u.place::int, r.ready, w.scheduled, greatest(w.retrying - (w.due - w.ready) - w.probing, 0),
+           greatest(w.blocked + w.probing + CASE WHEN t.paused THEN 0 ELSE w.due END - r.ready, 0),
            w.paused + CASE WHEN t.paused THEN w.due ELSE 0 END,
            coalesce((SELECT least(h.held, p_cap) FROM held h WHERE h.topic_id = t.topic_id), 0),
            t.paused, t.paused_by, t.paused_since
     FROM unnest(p_topics, p_conditions) WITH ORDINALITY AS u (topic, condition, place)
     JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
-    CROSS JOIN LATERAL taskq_internal.count_ready_by_reason(t.topic_id, p_cap) w
-    CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition)
+    CROSS JOIN LATERAL taskq_internal.count_waiting(t.topic_id, greatest(p_cap, 0)) w
+    CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked + w.probing > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition)
                         ELSE 0 END::bigint AS ready
                         OFFSET 0) r;
 END $$;
@@ -282,51 +282,4 @@ BEGIN
             AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
                  AND e.sequence = t.sequence) IS DISTINCT FROM :REDUNDANT
             ORDER BY t.sequence DESC LIMIT 1) newest);
-END $$;
-
--- Returns the numbers of READY tasks of a topic by what they wait for, each up to p_cap. Tasks in due wait for no
--- dependency and no probe. Tasks in blocked wait for one. The function reads priority by priority, because due times
--- are in order only within a priority.
-CREATE FUNCTION taskq_internal.count_ready_by_reason(
-    p_topic_id int, p_cap int, OUT due bigint, OUT scheduled bigint, OUT retrying bigint, OUT paused bigint,
-    OUT blocked bigint
-) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-DECLARE
-    v_now   timestamptz := clock_timestamp();
-    v_front taskq_internal.front;
-    v_later record;
-BEGIN
-    due := 0; scheduled := 0; retrying := 0;
-    FOR v_front IN SELECT * FROM taskq_internal.newest_fronts(p_topic_id) LOOP
-        due := due + (SELECT count(*) FROM (
-            SELECT FROM (
-                (SELECT FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-                   AND l.priority + 0 = v_front.priority AND l.available_at <= v_now
-                   AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
-                 ORDER BY l.available_at, l.sequence)
-                UNION ALL
-                (SELECT FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                   AND l.priority = v_front.priority AND l.available_at <= v_now
-                   AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
-                 ORDER BY l.available_at, l.sequence)) d
-            LIMIT p_cap - due) n);
-        SELECT count(*) FILTER (WHERE n.attempt = 0) AS scheduled, count(*) FILTER (WHERE n.attempt > 0) AS retrying
-            INTO v_later
-        FROM (SELECT l.available_at, l.attempt FROM taskq_internal.live l
-              WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                  AND l.priority = v_front.priority AND l.available_at > v_now
-              ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap - scheduled - retrying, 0)) n;
-        scheduled := scheduled + v_later.scheduled;
-        retrying := retrying + v_later.retrying;
-    END LOOP;
-    -- A retry that waits for the probe of the topic and is not due counts as waiting for its time.
-    SELECT count(*) FILTER (WHERE n.waits = :WAITS_DEPENDENCIES OR n.waits = :WAITS_PROBE AND n.available_at <= v_now),
-           retrying + count(*) FILTER (WHERE n.waits = :WAITS_PROBE AND n.available_at > v_now),
-           count(*) FILTER (WHERE n.waits = :WAITS_RESUME)
-    INTO blocked, retrying, paused
-    FROM (SELECT l.waits, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
-          AND l.waits > :WAITS_NOTHING
-          ORDER BY l.waits, l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n;
 END $$;

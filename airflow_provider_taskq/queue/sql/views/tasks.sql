@@ -89,35 +89,13 @@ COMMENT ON FUNCTION taskq.newest IS
 p_identifier it returns only tasks of this identifier. It reads an index, so it is fast on any topic. The columns may
 change with any release. Raises TQ001 for an unknown topic.';
 
--- The counts treat the topic as not paused.
 CREATE VIEW taskq.topic_summaries AS
-SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, coalesce(h.held, 0) AS running,
-       statement_timestamp() - (taskq.oldest_due(p.topic_id)).since AS oldest,
-       statement_timestamp() - (SELECT CASE WHEN max(n.completed) IS NOT NULL
-                                       THEN greatest(least(max(n.completed), timestamptz '9999-12-31 00:00Z'),
-                                               timestamptz '0001-01-01 00:00Z') END
-                                FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p.topic_id
-                                                              ORDER BY e.sequence DESC LIMIT 100) n) AS last_end,
+SELECT p.name AS topic, p.paused, b.ready, b.scheduled, b.retrying, b.blocked, b.running,
+       make_interval(secs => b.oldest_seconds) AS oldest, make_interval(secs => b.last_end_seconds) AS last_end,
        p.topic_id >= :FIRST_OWN_TOPIC AS own_tables, p.topic_id
-FROM taskq_internal.topic p
-CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE l.attempt = 0 AND l.available_at <= statement_timestamp()) AS ready,
-           count(*) FILTER (WHERE l.attempt = 0 AND l.available_at > statement_timestamp()) AS scheduled,
-           count(*) FILTER (WHERE l.attempt > 0) AS retrying
-    FROM (SELECT n.available_at, n.attempt FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL
-          AND n.waits <= :WAITS_NOTHING
-          ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) r
-CROSS JOIN LATERAL (
-    SELECT count(*) AS blocked FROM (SELECT FROM taskq_internal.live n WHERE n.topic_id = p.topic_id
-                                     AND n.holder IS NULL AND n.waits > :WAITS_NOTHING AND n.waits = :WAITS_DEPENDENCIES
-                                     LIMIT 1000) l) w
-LEFT JOIN (SELECT l.topic_id, count(*) AS held
-           FROM (SELECT n.topic_id FROM taskq_internal.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
-           GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
+FROM taskq_internal.topic p CROSS JOIN LATERAL taskq.browse_topics(p.name, true, NULL, 1, 1000) b
 ORDER BY p.name;
 COMMENT ON VIEW taskq.topic_summaries IS
-'One row for each topic, for people at a psql prompt. The columns ready, scheduled and retrying count its first 1,000
-READY tasks in polled order. The column blocked counts up to 1,000 tasks that wait for dependencies. The column running
-counts tasks among the first 10,000 held tasks. The column oldest tells for how long the oldest task has been due. The
-column last_end tells how long ago the last of its newest 100 ended tasks ended. The columns may change with any
-release.';
+'One row for each topic, for people at a psql prompt, with the counts of taskq.browse_topics up to 1,000. The column
+oldest tells for how long the oldest task has been due. The column last_end tells how long ago the last of its newest
+100 ended tasks ended. The columns may change with any release.';
