@@ -172,8 +172,8 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
         """
         return self._fetch(
             _OWNER,
-            "SELECT * FROM taskq.take_over(%s::text, %s::bigint, %s::interval)",
-            (owner, claim, lease),
+            "SELECT * FROM taskq.register(%s::text, %s::interval, true, %s::bigint)",
+            (owner, lease, claim),
         )[0]
 
     def heartbeat(self, owner: Owner) -> Owner:

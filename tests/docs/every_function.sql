@@ -55,7 +55,7 @@ SELECT * FROM taskq.held_slice('worker-1', (SELECT fence FROM taskq.owner('worke
 SELECT taskq.defer_held_tasks('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 SELECT * FROM taskq.browse_held('worker-1', true, 0, 100);
 SELECT * FROM taskq.browse_holders('orders');
-SELECT * FROM taskq.take_over('worker-1', (SELECT fence FROM taskq.owner('worker-1')), '5 minutes');
+SELECT * FROM taskq.register('worker-1', '5 minutes', true, (SELECT fence FROM taskq.owner('worker-1')));
 SELECT taskq.release('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 
 -- Expiry, revival and junctions

@@ -191,7 +191,7 @@ def test_only_granted_roles_may_use_the_schema_and_only_the_owner_the_internal_o
     rights = conn.execute(query, (names[role], names[role])).fetchone()
     assert rights == (role not in ("none", "PUBLIC"), role == "owner")
     found = private_rights(conn, names[role])
-    assert (len(found) > 300) == (role == "owner")
+    assert (len(found) > 200) == (role == "owner")
     assert role == "owner" or found == []
 
 

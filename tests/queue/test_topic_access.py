@@ -405,7 +405,6 @@ WITHOUT_TOPIC = {
     "prune_stages": ENDS_DUE,
     "register": OWN_OWNER,
     "state_name": NO_TASK,
-    "take_over": OWN_OWNER,
 }
 """Functions for limited roles that name no topic, and why they are safe."""
 

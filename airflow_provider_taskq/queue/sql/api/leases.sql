@@ -7,8 +7,9 @@
 -- changes a lock holds the advisory lock of its name until the transaction ends, and never waits for it. So an open
 -- transaction keeps other programs from the lock without making them wait.
 
-CREATE FUNCTION taskq.register(p_owner text, p_lease interval DEFAULT '5 minutes', p_resume boolean DEFAULT true)
-RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
+CREATE FUNCTION taskq.register(
+    p_owner text, p_lease interval DEFAULT '5 minutes', p_resume boolean DEFAULT true, p_claim bigint DEFAULT NULL
+) RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE plpgsql SET lock_timeout = '1min' AS $$
 #variable_conflict use_column
 DECLARE
@@ -16,11 +17,20 @@ DECLARE
 BEGIN
     PERFORM taskq_internal.check_name('an owner', p_owner);
     PERFORM taskq_internal.check_duration(format('owner %L: the lease', p_owner), p_lease);
+    IF p_claim IS NOT NULL THEN
+        PERFORM FROM taskq_internal.owner o
+        WHERE o.name = p_owner AND o.fence IS NOT NULL AND (o.fence = p_claim OR o.claim_fence = p_claim)
+          AND taskq_internal.may_act_as(o.registered_by)
+        FOR UPDATE;
+        IF NOT FOUND THEN
+            PERFORM taskq_internal.raise_lease_lost(p_owner, p_claim);
+        END IF;
+    END IF;
     INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen, registered_by)
     VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp(),
             taskq_internal.acting_role())
     ON CONFLICT (name) DO UPDATE SET  -- a new fence: other owners may have drawn greater ones during the wait
-        fence = nextval('taskq_internal.fence'), claim_fence = NULL, lease = p_lease,
+        fence = nextval('taskq_internal.fence'), claim_fence = p_claim, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = excluded.registered_by,
         deferred_until = NULL
     WHERE taskq_internal.may_act_as(o.registered_by)
@@ -37,48 +47,18 @@ BEGIN
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 EXCEPTION WHEN lock_not_available THEN
-    PERFORM taskq_internal.raise_owner_busy(p_owner);
+    PERFORM taskq_internal.raise_error('TQ000', format(
+        'owner %L cannot be registered: a transaction that has used the name is open for longer than a minute. End it,'
+        ' and register again; taskq health names open transactions', p_owner));
 END $$;
 COMMENT ON FUNCTION taskq.register IS
 'Registers an owner for p_lease under a new, greater fence. Tasks that the name still holds stay ACTIVE under the new
 fence. The column resumed tells whether there are such tasks. With p_resume false, the process that held them has died:
-they have had a crash, as by taskq.expire. A caller with the earlier fence loses access to them. The call is atomic
+they have had a crash, as by taskq.expire. A caller with the earlier fence loses access to them. With p_claim it
+continues the claim that was made under this fence, so that each attempt of a job locks out the attempt before it, and
+raises TQ005 unless this is the current fence or the current registration continues the claim, too. The call is atomic
 against taskq.expire. Waits for transactions that use the name, for at most a minute: then it raises TQ000. Raises TQ008
 for an invalid lease or name, and insufficient_privilege for a name that another role has registered.';
-
-CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
-RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
-LANGUAGE plpgsql SET lock_timeout = '1min' AS $$
-#variable_conflict use_column
-DECLARE
-    v_owner taskq_internal.owner;
-BEGIN
-    PERFORM taskq_internal.check_duration(format('owner %L: the lease', p_owner), p_lease);
-    UPDATE taskq_internal.owner o SET
-        fence = nextval('taskq_internal.fence'), claim_fence = p_claim, lease = p_lease,
-        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(),
-        registered_by = taskq_internal.acting_role(), deferred_until = NULL
-    WHERE o.name = p_owner AND o.fence IS NOT NULL AND (o.fence = p_claim OR o.claim_fence = p_claim)
-      AND taskq_internal.may_act_as(o.registered_by)
-    RETURNING o.* INTO v_owner;
-    IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_lease_lost(p_owner, p_claim);
-    END IF;
-    RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
-                        EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
-EXCEPTION WHEN lock_not_available THEN
-    PERFORM taskq_internal.raise_owner_busy(p_owner);
-END $$;
-COMMENT ON FUNCTION taskq.take_over IS
-'Registers an owner under a new fence, to continue the claim that was made under the fence p_claim. So each attempt of a
-job locks out the attempt before it. Raises TQ005 unless p_claim is the current fence or the current registration has
-taken it over. Waits like taskq.register. Raises TQ008 for an invalid lease.';
-
-CREATE FUNCTION taskq_internal.raise_owner_busy(p_owner text) RETURNS void LANGUAGE sql AS $$
-    SELECT taskq_internal.raise_error('TQ000', format(
-        'owner %L cannot be registered: a transaction that has used the name is open for longer than a minute. End it,'
-        ' and register again; taskq health names open transactions', p_owner))
-$$;
 
 CREATE FUNCTION taskq.heartbeat(p_owner text, p_fence bigint) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE

@@ -44,7 +44,7 @@ CREATE TABLE taskq_internal.owner (
     owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '\S' AND octet_length(name) <= 2000),
     fence       bigint UNIQUE,
-    claim_fence bigint,  -- the fence of the claim of the held tasks after take_over; NULL if it is `fence`
+    claim_fence bigint,  -- the fence of the claim that register continues; NULL if it is `fence`
     lease       interval NOT NULL CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until timestamptz NOT NULL,
     seen        timestamptz NOT NULL,
