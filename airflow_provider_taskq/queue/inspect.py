@@ -18,7 +18,6 @@ BUDGET = 10_000  # rows that one page of a search examines
 
 _HOUR = timedelta(hours=1)
 _FIVE_MINUTES = timedelta(minutes=5)
-_ZERO = timedelta(0)
 _TOPICS: LiteralString = "browse_topics(%s::text, %s::boolean, %s::text, %s::int, %s::int)"
 _OWNERS: LiteralString = "browse_owners(%s::text, %s::boolean, %s::bigint, %s::int, %s::int)"
 _TASK_INFO = model_row(TaskInfo)
@@ -373,10 +372,6 @@ class InspectMixin(FunctionCaller):
         """
         return self._report("handling_times(%s::interval, %s::text)", within, topic)
 
-    def topic_errors(self, topic: str | None = None) -> list[Row]:
-        """Return the topics with tasks that failed and have not succeeded since, the oldest failed task first."""
-        return self._report("topic_errors(%s::text)", topic)
-
     def error_groups(self, topic: str, size: int = 100, *, budget: int = 10_000) -> list[Row]:
         """Return up to `size` groups of a topic's failed tasks with the same error, the largest first.
 
@@ -385,10 +380,6 @@ class InspectMixin(FunctionCaller):
         :param budget: how many of the newest FAILED tasks, and of the tasks that wait to be retried, to examine.
         """
         return self._report("error_groups(%s::text, %s::int, %s::int)", topic, size, budget)
-
-    def stuck_owners(self, patience: DurationLike = _ZERO) -> list[Row]:
-        """Return owners that hold tasks under a lease that lapsed longer ago than `patience`, the longest first."""
-        return self._report("stuck_owners(%s::interval)", patience)
 
     # Health
 

@@ -61,7 +61,6 @@ SELECT taskq.release('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 -- Expiry, revival and junctions
 SELECT * FROM taskq.register('worker-2', '1 millisecond');
 SELECT pg_sleep(0.01);
-SELECT * FROM taskq.stuck_owners('0');
 SELECT taskq.expire('0');
 SELECT * FROM taskq.maintain(ARRAY['worker-1']);
 SELECT * FROM taskq.register('worker-3', '5 minutes');
@@ -112,7 +111,6 @@ SELECT taskq.explain_held('worker-1', now());
 SELECT * FROM taskq.oldest_due(1);
 SELECT * FROM taskq.oldest_due_by_topic();
 SELECT * FROM taskq.topic_status(ARRAY['orders'], ARRAY['NONE'], 1000);
-SELECT * FROM taskq.topic_errors('orders');
 SELECT * FROM taskq.error_groups('orders');
 SELECT * FROM taskq.statistics('1 hour');
 SELECT * FROM taskq.throughput('1 hour', 4);

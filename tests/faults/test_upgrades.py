@@ -251,11 +251,9 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "set_due": lambda: queue.set_due("work", 4, now),
         "skipped_events": lambda: queue.skipped_events("group", "work"),
         "statistics": queue.statistics,
-        "stuck_owners": queue.stuck_owners,
         "take_over": lambda: queue.take_over("me", 1),
         "task_texts": lambda: queue.task_texts("work", 1, 9),
         "throughput": lambda: queue.throughput(LEASE, 2),
-        "topic_errors": queue.topic_errors,
         "topic_status": lambda: queue.topic_status("work"),
         "workers": queue.workers,
         # Instead of those of `verbs`:

@@ -218,7 +218,7 @@ def look(queue: TaskQueue) -> None:
             read(line.name)
     for listing in (
         *(queue.owners, queue.browse_locks, queue.browse_groups, queue.partition_states, queue.workers, queue.health),
-        *(queue.stuck_owners, queue.topic_errors, queue.browse_topics, queue.audit_trail, queue.results, queue.count),
+        *(queue.browse_topics, queue.audit_trail, queue.results, queue.count),
         *(queue.statistics, queue.handling_times),
     ):
         listing()

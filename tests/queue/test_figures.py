@@ -1,59 +1,22 @@
-"""Figures of the queue: old errors, stuck owners, and statistics."""
+"""Figures of the queue: statistics of results, retries and durations."""
 
 from datetime import timedelta
 
 import pytest
 
 from airflow_provider_taskq.queue import (
-    Decision,
     Owner,
     Result,
     RetryPolicy,
-    State,
     TaskQueue,
     TopicPolicy,
 )
 from tests.internals import age_tasks, space_ends
-from tests.queue.conftest import lapse, pass_time, task_in
+from tests.queue.conftest import pass_time
 
 pytestmark = pytest.mark.promise("Health names each problem of the queue, and the session that causes it")
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
-
-
-@pytest.mark.parametrize("error", ["bad", None])
-def test_health_reports_the_age_of_retried_and_of_final_errors(
-    queue: TaskQueue, owner: Owner, error: str | None
-) -> None:
-    queue.create_topic("other", TopicPolicy(retry=RetryPolicy(max_attempts=2)))
-    assert queue.topic_errors() == []
-    failed = task_in(queue, owner, State.FAILED)
-    pass_time(queue, HOUR)
-    queue.push("other", ["a"])
-    [retried] = queue.poll("other", owner)
-    queue.complete(owner, {retried: Decision(Result.FAILURE, error=error)})
-    one, two = queue.topic_errors()
-    assert (one.topic, one.sequence, one.failed, one.retrying) == ("work", failed.sequence, 1, 0)
-    assert HOUR <= one.age < HOUR + MINUTE
-    assert (two.topic, two.sequence, two.failed, two.retrying) == ("other", retried.sequence, 0, 1)
-    assert [each.sequence for each in queue.topic_errors("other")] == [retried.sequence]
-    queue.revive("work", State.FAILED)
-    assert [each.topic for each in queue.topic_errors()] == ["other"]
-
-
-def test_an_owner_with_tasks_and_a_lapsed_lease_is_stuck(queue: TaskQueue) -> None:
-    busy, dead, idle = (queue.register(name) for name in ("busy", "dead", "idle"))
-    queue.push("work", ["a", "b", "c"])
-    queue.poll("work", busy)
-    queue.poll("work", dead, 2)
-    for owner in (dead, idle):
-        lapse(queue, owner, MINUTE)
-    [stuck] = queue.stuck_owners()
-    assert (stuck.name, stuck.fence, stuck.held) == ("dead", dead.fence, 2)
-    assert MINUTE <= stuck.lapsed < 2 * MINUTE
-    assert queue.stuck_owners(HOUR) == []
-    queue.expire()
-    assert queue.stuck_owners() == []
 
 
 def test_retry_statistics_count_tasks_attempts_and_their_share(queue: TaskQueue, owner: Owner) -> None:

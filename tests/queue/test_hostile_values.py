@@ -487,7 +487,6 @@ COMPARING: dict[str, Callable[[World, Any], object]] = {
     "purge_owners": lambda w, d: w.queue.purge_owners(d),
     "purge_group_releases": lambda w, d: w.queue.purge_group_releases(d),
     "expire": lambda w, d: w.queue.expire(d),
-    "stuck_owners": lambda w, d: w.queue.stuck_owners(d),
     "statistics": lambda w, d: w.queue.statistics(d),
     "handling_times": lambda w, d: w.queue.handling_times(d),
     "throughput": lambda w, d: w.queue.throughput(d, 1),

@@ -35,7 +35,7 @@ FROM (VALUES
       dependencies task_texts browse_topics'),
     ('reader', false,
      'throughput results resolve health log_blockers explain_ready explain_held explain_ended explain_dependency
-      explain_turn oldest_due oldest_due_by_topic partition_states skipped_events handling_times topic_errors stuck_owners
+      explain_turn oldest_due oldest_due_by_topic partition_states skipped_events handling_times
       workers browse_owners browse_locks browse_groups browse_held search_tasks audit_trail')
 ) AS l (kinds, by_topic, functions)
 CROSS JOIN LATERAL regexp_split_to_table(l.kinds, ' ') AS k (kind)

@@ -87,35 +87,6 @@ COMMENT ON FUNCTION taskq.handling_times IS
 returns all topics. The shortest, mean and longest times are exact. The percentiles are exact to 5 %. Raises TQ001 for
 an unknown topic.';
 
-CREATE FUNCTION taskq.topic_errors(p_topic text DEFAULT NULL)
-RETURNS TABLE (topic text, sequence bigint, age interval, failed bigint, retrying bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    SELECT p.name, n.sequence,
-           clock_timestamp() - (SELECT taskq_internal.clamp_moment(t.created) FROM taskq_internal.task t
-                                WHERE t.topic_id = p.topic_id AND t.sequence = n.sequence),
-           f.count, r.count
-    FROM taskq_internal.topic p
-    CROSS JOIN LATERAL (
-        SELECT count(*), min(e.sequence) AS first FROM (
-            SELECT s.sequence FROM taskq_internal.ended s
-            WHERE s.topic_id::bigint = p.topic_id AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-                AND s.state::int = :FAILED ORDER BY s.sequence LIMIT 1000) e) f
-    CROSS JOIN LATERAL (
-        SELECT count(*), min(l.sequence) AS first FROM (
-            SELECT s.sequence FROM taskq_internal.live s
-            WHERE s.topic_id = p.topic_id AND s.attempt > 0 AND s.holder IS NULL
-                LIMIT 1000) l) r
-    CROSS JOIN LATERAL (SELECT least(f.first, r.first) AS sequence) n
-    WHERE n.sequence IS NOT NULL AND (p_topic IS NULL OR p.name = p_topic) ORDER BY 3 DESC;
-END $$;
-COMMENT ON FUNCTION taskq.topic_errors IS
-'Returns the oldest task of each topic that failed and has not succeeded since: it is FAILED, or READY for a retry. With
-p_topic it returns only this topic. Each row has the number of FAILED tasks and of tasks that wait for a retry, each
-counted up to 1,000.';
-
 CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -174,19 +145,6 @@ END $$;
 COMMENT ON FUNCTION taskq.oldest_due_by_topic IS
 'Returns the task of each topic that has been due the longest, like taskq.oldest_due, in one read of all topics. Leaves
 out the tasks that are due after p_until, which is now by default.';
-
-CREATE FUNCTION taskq.stuck_owners(p_patience interval DEFAULT '0')
-RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held bigint) LANGUAGE sql STABLE AS $$
-    SELECT o.name, o.fence, clock_timestamp() - taskq_internal.clamp_moment(o.lease_until), o.seen, h.count
-        FROM taskq_internal.owner o
-    CROSS JOIN LATERAL (SELECT count(*)
-                        FROM (SELECT FROM taskq_internal.live l WHERE l.holder = o.owner_id LIMIT 10000) n) h
-    WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_patience)
-        AND h.count > 0
-    ORDER BY o.lease_until LIMIT 1000
-$$;
-COMMENT ON FUNCTION taskq.stuck_owners IS
-'Returns up to 1,000 owners that hold tasks and whose lease lapsed more than p_patience ago, the longest first.';
 
 CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
 RETURNS TABLE (error text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,
