@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from airflow_provider_taskq.queue import (
     Condition,
     Decision,
-    Insertion,
     NewTask,
     Result,
     State,
@@ -210,13 +209,13 @@ def test_both_engines_run_any_graph_of_steps_by_the_rules(queue: TaskQueue, engi
 
 
 def test_both_engines_push_and_then_release_for_continued_tasks_only(queue: TaskQueue, engine: Engine) -> None:
-    older = queue.push("next", [*(NewTask(f"wait-{number}", suspended=True) for number in range(2)), "follows-1"])
+    queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(2)])
     composite = Composite("follow-ups")
 
     @composite.step
     def send(task: Task, batch: Batch) -> Decision:
         number = number_of(task)
-        batch.push(task, "next", [NewTask(f"follows-{number}", {"of": number}, priority=number)], Insertion.REPLACE)
+        batch.push(task, "next", [NewTask(f"follows-{number}", {"of": number}, priority=number)])
         batch.junction(task, "next", [[f"wait-{number}", f"joins-{number}"]])
         batch.push(task, "next", [NewTask(f"joins-{number}", suspended=True)])
         return Decision(Result(number), continued=True if number == 1 else None)
@@ -234,7 +233,6 @@ def test_both_engines_push_and_then_release_for_continued_tasks_only(queue: Task
     }
     follower = found["follows-3"]
     assert (follower.payload, follower.priority) == ({"of": 3}, 3)
-    assert [task for task in queue.page("next") if task.state is State.REDUNDANT] == [older[2]]
 
 
 @pytest.fixture
@@ -246,6 +244,7 @@ def notes(conn: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.mark.promise("Effects in the same database happen once")
+@pytest.mark.parametrize("engine", ["worker"], indirect=True)
 def test_a_commit_hook_writes_with_the_decisions_and_adds_its_own(
     notes: psycopg.Connection[Any], queue: TaskQueue, engine: Engine, tmp_path: Path
 ) -> None:
@@ -289,6 +288,7 @@ def test_a_commit_hook_writes_with_the_decisions_and_adds_its_own(
 
 
 @pytest.mark.promise("Effects in the same database happen once")
+@pytest.mark.parametrize("engine", ["worker"], indirect=True)
 def test_a_commit_hook_that_fails_fails_its_tasks_and_its_writes_are_undone(
     notes: psycopg.Connection[Any], queue: TaskQueue, engine: Engine
 ) -> None:
