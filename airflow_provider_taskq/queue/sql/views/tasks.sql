@@ -70,18 +70,13 @@ columns may change with any release.';
 CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL)
 RETURNS SETOF taskq.tasks LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+    v_topic     taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_sequences bigint[];
 BEGIN
-    IF p_identifier IS NULL THEN
-        v_sequences := ARRAY(SELECT t.sequence FROM taskq_internal.task t WHERE t.topic_id = v_topic_id
-                             ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
-    ELSE
-        v_sequences := ARRAY(SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_identifier
-                             AND t.topic_id = v_topic_id
-                             ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
-    END IF;
-    RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic_id AND v.sequence = ANY (v_sequences)
+    EXECUTE format('SELECT ARRAY(%s ORDER BY sequence DESC LIMIT %s)', (taskq_internal.filter_queries(
+        v_topic, 0, 9223372036854775807, NULL, NULL, CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END,
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL)).matches, greatest(p_size, 0)) INTO v_sequences;
+    RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic.topic_id AND v.sequence = ANY (v_sequences)
         ORDER BY v.sequence DESC;
 END $$;
 COMMENT ON FUNCTION taskq.newest IS
