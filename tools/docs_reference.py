@@ -33,9 +33,10 @@ PLACE = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 
 # The files of functions in the order of the page.
 SUBJECTS = (
-    *("topics", "push", "poll", "leases", "upkeep", "complete", "read", "tasks", "watch", "history", "explain"),
-    *("revive", "administration", "statistics", "health", "ticks", "log", "consumer_groups", "access"),
-    *("browse", "drains", "stages"),
+    *("api/topics", "api/producer", "change/push", "api/consumer", "change/decisions", "change/junctions"),
+    *("api/owners", "api/reader", "report/status", "report/explain", "views/tasks", "api/statistics", "api/operator"),
+    *("api/schedules", "api/log", "api/groups", "api/drain", "api/stages", "stage/stages", "api/page"),
+    *("order/announcements", "base/values"),
 )
 KINDS = ("producer", "consumer", "reader", "operator")
 OF_THE_OWNER = ("grant_access", "revoke_access")
@@ -74,7 +75,8 @@ def sql_functions() -> str:
     """Return all public functions by subject, with signatures, comments and the kinds of roles that may call them."""
     granted = _granted()
     parts = []
-    files = {file.stem: file for folder in ("api", "views") for file in (SQL / folder).glob("*.sql")}
+    public = (file for file in SQL.rglob("*.sql") if "\nCREATE FUNCTION taskq." in file.read_text(encoding="utf-8"))
+    files = {str(file.relative_to(SQL).with_suffix("")): file for file in public}
     if unordered := files.keys() ^ set(SUBJECTS):
         raise ValueError(f"SUBJECTS of {__file__} and the files of functions differ: {', '.join(unordered)}")
     for file in (files[subject] for subject in SUBJECTS):
@@ -171,7 +173,7 @@ def _signature(function: SqlFunction) -> str:
 
 def _granted() -> dict[str, dict[str, bool]]:
     """Return the kinds of roles that may call each function, and whether a limited role may: `taskq.privileges`."""
-    text = (SQL / "api" / "access.sql").read_text(encoding="utf-8")
+    text = (SQL / "base" / "roles.sql").read_text(encoding="utf-8")
     granted: dict[str, dict[str, bool]] = defaultdict(dict)
     for kinds, by_topic, names in re.findall(r"\('([\w ]+)', (true|false),\s+'([\w\s]+)'\)", text):
         for name, kind in product(names.split(), kinds.split()):

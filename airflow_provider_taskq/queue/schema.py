@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 OLDEST_SERVER = 140_000
 LOCK = f"SELECT pg_advisory_xact_lock({LockKind.INSTALL << 48})"  # serializes installers
+FLOORS = ("base", "order", "wait", "change", "claim", "stage", "report", "api")  # the lowest first
 _FUNCTIONS = 0  # the number in the record of migrations of all function files together
 _VIEWS = -1  # the number of the readable views, or of the choice to leave them out
 PATIENCE = 60.0  # seconds for the transactions that use the schema, if the session has no lock_timeout
@@ -113,7 +114,7 @@ def migrations() -> tuple[SchemaStep, ...]:
 @cache
 def functions() -> SchemaStep:
     """Return the functions of this package as one script. If one function changes, `install` replaces all of them."""
-    return SchemaStep(_FUNCTIONS, f"functions {RELEASE}", _scripts("api", "internal"))
+    return SchemaStep(_FUNCTIONS, f"functions {RELEASE}", _scripts(*FLOORS))
 
 
 @cache

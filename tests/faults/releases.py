@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from airflow_provider_taskq.queue.schema import RELEASE
+from airflow_provider_taskq.queue.schema import FLOORS, RELEASE
 from tests.internals import ADDING_MIGRATION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ def make_next_release(folder: Path, migration: str = ADDING_MIGRATION) -> None:
     scripts = package / "queue" / "sql"
     numbers = [int(file.name[:4]) for file in (scripts / "migrations").glob("*.sql")]
     (scripts / "migrations" / f"{max(numbers) + 1:04}_next.sql").write_text(migration, encoding="utf-8")
-    for file in (*(scripts / "api").glob("*.sql"), *(scripts / "internal").glob("*.sql")):
+    for file in (file for floor in FLOORS for file in (scripts / floor).glob("*.sql")):
         given = file.read_text(encoding="utf-8")
         file.write_text(given.replace("\nBEGIN\n", "\nBEGIN\n    -- Of the next release.\n    PERFORM 1;\n"))
 

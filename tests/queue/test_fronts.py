@@ -1,4 +1,4 @@
-"""Fronts: polls begin behind the tasks that were claimed before, and pass no task (sql/internal/fronts.sql)."""
+"""Fronts: polls begin behind the tasks that were claimed before, and pass no task (sql/order/fronts.sql)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,4 +1,4 @@
-"""Fronts of identifiers: polls under a condition stay flat and pass no task (sql/internal/identifier_fronts.sql)."""
+"""Fronts of identifiers: polls under a condition stay flat and pass no task (sql/order/identifier_fronts.sql)."""
 
 from collections.abc import Callable
 from datetime import timedelta

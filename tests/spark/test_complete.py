@@ -1,4 +1,4 @@
-"""Staged decisions are committed once, all together, by the current owner (sql/api/stages.sql)."""
+"""Staged decisions are committed once, all together, by the current owner (sql/stage/stages.sql)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

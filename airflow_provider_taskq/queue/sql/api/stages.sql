@@ -1,53 +1,4 @@
--- Stages: the executors of a distributed job stage decisions or new tasks, and its driver commits all of them at once.
--- A stage of decisions belongs to the lease of an owner. A stage of a push has no fence.
---
--- Follow-ups are new tasks and junctions in taskq.staged_task and taskq.staged_junction, with the decided task as their
--- parent. The commit applies them if each decision on the parent is continued.
---
--- The row in taskq_internal.stage is the only lock of a stage. An executor locks it FOR KEY SHARE after it has staged
--- rows, so each staged row has a stage. A commit and an end of the stage lock it FOR UPDATE. Pruning skips locked rows,
--- so it never waits.
-
-CREATE FUNCTION taskq.open_stage(
-    p_owner text DEFAULT NULL, p_fence bigint DEFAULT NULL, p_condition text DEFAULT 'NONE',
-    p_rounds boolean DEFAULT false
-) RETURNS uuid LANGUAGE plpgsql AS $$
-DECLARE
-    v_stage uuid := gen_random_uuid();
-BEGIN
-    PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
-    IF p_fence IS NOT NULL THEN
-        PERFORM taskq_internal.require_lease(p_owner, p_fence);
-    END IF;
-    INSERT INTO taskq_internal.stage (stage, fence, condition, rounds, opened_by)
-    VALUES (v_stage, p_fence, p_condition, p_rounds, taskq_internal.acting_role());
-    RETURN v_stage;
-END $$;
-COMMENT ON FUNCTION taskq.open_stage IS
-'Opens a stage for the decisions of an owner''s job, or without an owner for a push, and returns its number. p_condition
-is the condition of the claim. Under a condition, the commit drops decisions that overtake a task of the same
-identifier. With p_rounds true the owner claims again after the commit, and a task that would be READY at once stays
-held: after a failure within its ttl, or a snooze of less than a second. Raises TQ005 if the owner has no lease under
-p_fence, and TQ000 for an unknown condition.';
-
-CREATE FUNCTION taskq.check_stage(p_stage uuid, p_owner text DEFAULT NULL, p_fence bigint DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM taskq_internal.ensure_stage(p_stage, p_fence);
-    PERFORM FROM taskq_internal.stage WHERE stage = p_stage AND closed IS NULL FOR KEY SHARE;
-    IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ007', format(
-            'stage %s was committed or abandoned: it accepts no more rows', p_stage));
-    END IF;
-    IF p_fence IS NOT NULL AND NOT EXISTS (
-            SELECT FROM taskq_internal.owner
-            WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by)) THEN
-        PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
-    END IF;
-END $$;
-COMMENT ON FUNCTION taskq.check_stage IS
-'Checks that a stage still accepts rows. An executor that stages rows calls it as its last statement. Raises TQ007 if
-the stage was committed or abandoned, and TQ005 if the owner has no lease under p_fence.';
+-- Stages of drains: stages of decisions and of pushes, committed once.
 
 CREATE FUNCTION taskq.commit_stage(
     p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[], p_owner text DEFAULT NULL,
@@ -103,6 +54,47 @@ topic that its rows name, and returns how many tasks the stage completed and how
 tasks it completed with FAILURE, SUSPENSION, FILTER and SUCCESS, in this order, and how many decisions it dropped. A
 repeated call returns the same numbers. Waits for a transaction that commits or prunes the stage.';
 
+CREATE FUNCTION taskq.open_stage(
+    p_owner text DEFAULT NULL, p_fence bigint DEFAULT NULL, p_condition text DEFAULT 'NONE',
+    p_rounds boolean DEFAULT false
+) RETURNS uuid LANGUAGE plpgsql AS $$
+DECLARE
+    v_stage uuid := gen_random_uuid();
+BEGIN
+    PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
+    IF p_fence IS NOT NULL THEN
+        PERFORM taskq_internal.require_lease(p_owner, p_fence);
+    END IF;
+    INSERT INTO taskq_internal.stage (stage, fence, condition, rounds, opened_by)
+    VALUES (v_stage, p_fence, p_condition, p_rounds, taskq_internal.acting_role());
+    RETURN v_stage;
+END $$;
+COMMENT ON FUNCTION taskq.open_stage IS
+'Opens a stage for the decisions of an owner''s job, or without an owner for a push, and returns its number. p_condition
+is the condition of the claim. Under a condition, the commit drops decisions that overtake a task of the same
+identifier. With p_rounds true the owner claims again after the commit, and a task that would be READY at once stays
+held: after a failure within its ttl, or a snooze of less than a second. Raises TQ005 if the owner has no lease under
+p_fence, and TQ000 for an unknown condition.';
+
+CREATE FUNCTION taskq.check_stage(p_stage uuid, p_owner text DEFAULT NULL, p_fence bigint DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq_internal.ensure_stage(p_stage, p_fence);
+    PERFORM FROM taskq_internal.stage WHERE stage = p_stage AND closed IS NULL FOR KEY SHARE;
+    IF NOT FOUND THEN
+        PERFORM taskq_internal.raise_error('TQ007', format(
+            'stage %s was committed or abandoned: it accepts no more rows', p_stage));
+    END IF;
+    IF p_fence IS NOT NULL AND NOT EXISTS (
+            SELECT FROM taskq_internal.owner
+            WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by)) THEN
+        PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
+    END IF;
+END $$;
+COMMENT ON FUNCTION taskq.check_stage IS
+'Checks that a stage still accepts rows. An executor that stages rows calls it as its last statement. Raises TQ007 if
+the stage was committed or abandoned, and TQ005 if the owner has no lease under p_fence.';
+
 CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
@@ -113,377 +105,50 @@ END $$;
 COMMENT ON FUNCTION taskq.count_staged IS
 'Returns how many decisions a stage has so far, or how many tasks it completed if it is committed.';
 
--- A dead stage has no executors once its row is locked, so it gets no more rows. The row stays for a day without its
--- fence: a driver that repeats its commit has to get the same answer.
-CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_dead uuid[] := ARRAY(
-        SELECT s.stage FROM taskq_internal.stage s
-        WHERE CASE WHEN s.fence IS NULL THEN coalesce(s.closed, s.opened) < clock_timestamp() - interval '1 day'
-                   ELSE NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence) END
-        FOR UPDATE OF s SKIP LOCKED);
-BEGIN
-    IF cardinality(v_dead) > 0 THEN
-        PERFORM taskq_internal.delete_staged(v_dead);
-        DELETE FROM taskq_internal.stage WHERE stage = ANY (v_dead) AND fence IS NULL;
-        UPDATE taskq_internal.stage SET fence = NULL, closed = coalesce(closed, clock_timestamp())
-        WHERE stage = ANY (v_dead);
-    END IF;
-    RETURN cardinality(v_dead);
-END $$;
-COMMENT ON FUNCTION taskq.prune_stages IS
-'Removes the rows that dead drivers have staged: of owners that no longer have the lease under which the stage was
-opened, and of pushes after a day. A job that stages for longer than a day fails at its commit. Never waits: a stage
-that another transaction uses stays for a later call.';
-
--- Creates the row of a stage that was not opened: the driver of a stream opens none, so its first executor does.
-CREATE FUNCTION taskq_internal.ensure_stage(p_stage uuid, p_fence bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO taskq_internal.stage (stage, fence, opened_by) VALUES (p_stage, p_fence, taskq_internal.acting_role())
-    ON CONFLICT DO NOTHING;
-    PERFORM taskq_internal.check_stage_access(p_stage);
-END $$;
-
--- Locks a stage and returns it. Waits for its commit, and up to 5 s for executors that have passed taskq.check_stage: one
--- that hangs does not block the commit, and pruning removes what it stages. An executor that comes later waits for this
--- transaction, and is refused.
-CREATE FUNCTION taskq_internal.lock_stage(p_stage uuid, p_fence bigint) RETURNS taskq_internal.stage
-LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
-DECLARE
-    v_stage taskq_internal.stage;
-BEGIN
-    PERFORM taskq_internal.ensure_stage(p_stage, p_fence);
-    BEGIN
-        SELECT * INTO v_stage FROM taskq_internal.stage WHERE stage = p_stage FOR UPDATE;
-    EXCEPTION WHEN lock_not_available THEN
-        SET LOCAL lock_timeout = 0;
-        SELECT * INTO v_stage FROM taskq_internal.stage WHERE stage = p_stage FOR NO KEY UPDATE;
-    END;
-    RETURN v_stage;
-END $$;
-
--- Deletes the staged rows of the given stages, whose rows this transaction has locked.
-CREATE FUNCTION taskq_internal.delete_staged(p_stages uuid[]) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
-BEGIN
-    DELETE FROM taskq.staged WHERE stage = ANY (p_stages);
-    DELETE FROM taskq.staged_task WHERE stage = ANY (p_stages);
-    DELETE FROM taskq.staged_junction WHERE stage = ANY (p_stages);
-END $$;
-
--- Deletes the rows that unsuccessful attempts staged. Raises TQ007 if the stage has more or fewer decisions, or tasks of a
--- push, of a successful attempt than the attempt reported. The server has then crashed and lost them.
-CREATE FUNCTION taskq_internal.keep_successful_attempts(
-    p_stage taskq_internal.stage, p_parts int[], p_attempts bigint[], p_counts bigint[]
-) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off AS $$
-DECLARE
-    v_main  text := CASE WHEN p_stage.fence IS NULL THEN 'staged_task' ELSE 'staged' END;
-    v_table text;
-    v_short record;
-BEGIN
-    EXECUTE format(
-        'SELECT w.part, coalesce(f.count, 0) AS found, w.count AS reported
-         FROM unnest($2, $3, $4) AS w (part, attempt, count)
-         LEFT JOIN (SELECT part, attempt, count(*) FROM taskq.%I WHERE stage = $1 GROUP BY part, attempt) f
-             USING (part, attempt)
-         WHERE coalesce(f.count, 0) <> w.count LIMIT 1', v_main)
-    INTO v_short USING p_stage.stage, p_parts, p_attempts, p_counts;
-    IF v_short.part IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ007', format(
-            'stage %s has %s of the %s %s that part %s reported: run the job again', p_stage.stage, v_short.found,
-            v_short.reported, CASE v_main WHEN 'staged' THEN 'decisions' ELSE 'tasks' END, v_short.part));
-    END IF;
-    FOREACH v_table IN ARRAY ARRAY['staged', 'staged_task', 'staged_junction'] LOOP
-        EXECUTE format(
-            'DELETE FROM taskq.%I s WHERE s.stage = $1
-             AND NOT EXISTS (SELECT FROM unnest($2, $3) AS w (part, attempt) WHERE w.part = s.part
-                             AND w.attempt = s.attempt)', v_table)
-        USING p_stage.stage, p_parts, p_attempts;
-    END LOOP;
-END $$;
-
--- Completes the tasks of a stage, pushes the follow-ups of continued tasks and releases their groups. Returns the stage
--- with the numbers of what it did.
-CREATE FUNCTION taskq_internal.apply_decisions(
-    p_stage taskq_internal.stage, p_owner text, p_parts int[], p_attempts bigint[]
-) RETURNS taskq_internal.stage LANGUAGE plpgsql AS $$
-DECLARE
-    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_stage.fence);
-    v_followed boolean := EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage.stage)
-        OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage.stage);
-BEGIN
-    IF v_followed THEN  -- before the merge, because all decisions of a task count
-        PERFORM taskq_internal.drop_follow_ups(p_stage.stage, true);
-    END IF;
-    PERFORM taskq_internal.merge_decisions(p_stage.stage);
-    p_stage.returned := CASE WHEN p_stage.rounds
-            THEN taskq_internal.skip_immediate_returns(v_owner_id, p_stage.stage) ELSE 0 END
-        + CASE WHEN p_stage.condition <> 'NONE'
-            THEN taskq_internal.drop_overtaking_decisions(v_owner_id, p_stage.stage, p_stage.condition) ELSE 0 END;
-    p_stage.results := ARRAY(
-        SELECT coalesce(n.count, 0) FROM generate_series(:FAILURE, :SUCCESS) AS r (result)
-        LEFT JOIN (SELECT s.result, count(*) FROM taskq.staged s WHERE s.stage = p_stage.stage GROUP BY s.result) n
-            USING (result) ORDER BY r.result);
-    p_stage.completed := taskq_internal.complete_decisions(p_owner, p_stage.fence, p_stage.stage);
-    p_stage.pushed := 0;
-    IF v_followed THEN
-        PERFORM taskq_internal.drop_follow_ups(p_stage.stage, false);
-        p_stage.pushed := taskq_internal.push_staged(p_stage.stage, NULL, 'APPEND', p_parts, p_attempts);
-        PERFORM taskq_internal.release_staged_groups(p_stage.stage);
-    END IF;
-    RETURN p_stage;
-END $$;
-
--- Deletes the follow-ups of tasks that have a decision that is not continued, or those of tasks without a decision.
-CREATE FUNCTION taskq_internal.drop_follow_ups(p_stage uuid, p_decided boolean) RETURNS void
-LANGUAGE plpgsql SET enable_nestloop = off AS $$
-DECLARE
-    v_table text;
-BEGIN
-    FOREACH v_table IN ARRAY ARRAY['staged_task', 'staged_junction'] LOOP
-        EXECUTE format(
-            'DELETE FROM taskq.%I t WHERE t.stage = $1 AND %s (
-                 SELECT FROM taskq.staged s WHERE s.stage = $1 AND s.sequence = t.parent %s)', v_table,
-            CASE WHEN p_decided THEN 'EXISTS' ELSE 'NOT EXISTS' END,
-            CASE WHEN p_decided THEN 'AND NOT coalesce(s.continued, s.result = :SUCCESS)' END)
-        USING p_stage;
-    END LOOP;
-END $$;
-
--- Leaves one decision for each task of a stage: deletes all but the first in the order of results, parts and rows.
-CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM taskq.staged s USING (
-        SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, ctid) AS place
-        FROM taskq.staged WHERE stage = p_stage) d
-    WHERE d.place > 1 AND s.ctid = d.ctid;
-END $$;
-
--- Deletes from a stage of rounds the failures of tasks within their ttl, without recording them, and the snoozes of
--- less than a second, and returns how many. Such a task would be READY at once, and the next round would claim it before
--- all tasks that were pushed later, without an end. The tasks stay held until the lease ends. The plan looks each failed
--- task up.
-CREATE FUNCTION taskq_internal.skip_immediate_returns(p_owner_id bigint, p_stage uuid) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-DECLARE
-    v_now   timestamptz := clock_timestamp();
-    v_count bigint;
-BEGIN
-    DELETE FROM taskq.staged s
-    WHERE s.stage = p_stage
-      AND CASE s.result WHEN :SUSPENSION THEN s.delay < interval '1 second'
-                        WHEN :FAILURE THEN coalesce(s.delay, interval '0') >= interval '0' AND (
-              SELECT t.created + coalesce(t.ttl, p.ttl) > v_now
-              FROM taskq_internal.live l JOIN taskq_internal.task t USING (topic_id, sequence)
-              JOIN taskq_internal.topic p USING (topic_id)
-              WHERE l.holder = p_owner_id AND l.sequence = s.sequence) END;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
-END $$;
-
--- Deletes the overtaking decisions from a stage that was opened under a condition, and returns how many. A decision
--- overtakes if an earlier task of its identifier failed, is snoozed, has no decision, or is suspended under a condition
--- that blocks. The owner gives the tasks of deleted decisions back.
-CREATE FUNCTION taskq_internal.drop_overtaking_decisions(p_owner_id bigint, p_stage uuid, p_condition text)
-RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
-DECLARE
-    v_count bigint;
-BEGIN
-    DELETE FROM taskq.staged s USING (
-        SELECT l.sequence,
-               bool_or(d.result IS NULL OR d.result = :FAILURE OR d.result = :SUSPENSION
-                       AND (d.delay IS NOT NULL OR p_condition = 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS')) OVER (
-                   PARTITION BY l.topic_id, l.identifier
-                   ORDER BY (l.attempt > 1) DESC, CASE WHEN l.attempt > 1 THEN l.sequence END,
-                            l.priority DESC, l.available_at, l.sequence
-                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS stopped
-        FROM taskq_internal.live l
-        LEFT JOIN (SELECT sequence, result, delay FROM taskq.staged WHERE stage = p_stage) d ON d.sequence = l.sequence
-        WHERE l.holder = p_owner_id) t
-    WHERE t.stopped AND s.stage = p_stage AND s.sequence = t.sequence;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
-END $$;
-
--- Completes the decisions of a stage, and returns how many. One statement ends the tasks that cannot return to READY,
--- and taskq.complete handles the others, or all if any task waits for other tasks. Raises the errors of taskq.complete.
-CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
+CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_all    boolean := taskq_internal.has_waiting_tasks();
-    v_done   bigint := 0;
-    v_chunk  record;
-    v_chunks CURSOR FOR  -- chunks limit the server's memory
-        SELECT array_agg(n.sequence) AS sequences, array_agg(n.result) AS results, array_agg(n.output) AS outputs,
-               array_agg(n.error) AS errors, array_agg(n.delay) AS delays
-        FROM (SELECT s.*, (row_number() OVER w - 1) / 50000 AS nth,
-                     sum(coalesce(octet_length(s.output), 0) + coalesce(octet_length(s.error), 0)) OVER w / 33554432
-                         AS bulk
-              FROM taskq.staged s
-              WHERE s.stage = p_stage AND (v_all OR taskq_internal.may_return_to_ready(s.result, s.delay))
-              WINDOW w AS (ORDER BY s.sequence ROWS UNBOUNDED PRECEDING)) n
-        GROUP BY n.nth, n.bulk ORDER BY n.nth, n.bulk;
+    v_last taskq_internal.stream;
 BEGIN
-    OPEN v_chunks;
-    LOOP
-        FETCH v_chunks INTO v_chunk;  -- one by one: a FOR loop would prefetch fifty chunks
-        EXIT WHEN NOT FOUND;
-        v_done := v_done + taskq.complete(p_owner, p_fence, v_chunk.sequences, v_chunk.results, v_chunk.outputs,
-                                          v_chunk.errors, v_chunk.delays);
-    END LOOP;
-    CLOSE v_chunks;
-    IF NOT v_all THEN
-        v_done := v_done + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
+    PERFORM taskq_internal.require_read_committed('begin_stream_batch()');
+    PERFORM taskq_internal.check_name('a stream', p_stream);
+    INSERT INTO taskq_internal.stream AS s (name, batch, committed, query)
+        VALUES (p_stream, p_batch, clock_timestamp(), p_query)
+    ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)
+    WHERE s.batch < p_batch AND (s.query = p_query) IS NOT FALSE;
+    IF FOUND THEN
+        RETURN true;
     END IF;
-    RETURN v_done;
-END $$;
-
--- Returns whether a decision may return its task to READY. Returns true for an invalid decision, which taskq.complete
--- then rejects.
-CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_result NOT BETWEEN :SUSPENSION AND :SUCCESS OR p_delay IS NOT NULL
-$$;
-
--- Ends the tasks of a stage whose decisions cannot return them to READY, and returns how many. It does the work of
--- end_tasks for millions of tasks: the plan reads both tables in the order of their sequences and merges them, without
--- arrays. Raises the errors of taskq.complete.
-CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
-DECLARE
-    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
-    v_began    timestamptz := clock_timestamp();
-    v_bad      taskq.staged;
-    v_ended    bigint;
-    v_decided  bigint[];
-BEGIN
-    SELECT * INTO v_bad FROM taskq.staged s
-    WHERE s.stage = p_stage AND taskq_internal.has_unstorable_escape(s.output)
-    ORDER BY s.sequence LIMIT 1;
-    PERFORM taskq_internal.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
-    WITH gone AS (
-        DELETE FROM taskq_internal.live l USING taskq.staged s
-        WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay) AND l.holder = v_owner_id
-            AND l.sequence = s.sequence
-        RETURNING l.*, s.result, s.output, s.error AS reason)
-    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-        crashes, redelivered, identifier, output, error, error_summary)
-    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
-        taskq_internal.state_of_result(g.result), g.crashes,
-           g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
-           coalesce(taskq_internal.error_summary(g.reason), g.error_summary)
-    FROM gone g;
-    GET DIAGNOSTICS v_ended = ROW_COUNT;
-    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage
-                  AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)) THEN
-        v_decided := ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage
-                           AND NOT taskq_internal.may_return_to_ready(s.result, s.delay));
-        PERFORM taskq_internal.raise_not_held(p_owner, p_fence, v_decided, ARRAY(
-            SELECT e.sequence FROM taskq_internal.ended e
-            WHERE e.sequence = ANY (v_decided) AND e.holder = v_owner_id AND e.completed >= v_began));
+    SELECT * INTO v_last FROM taskq_internal.stream WHERE name = p_stream;
+    IF v_last.query <> p_query THEN
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'stream %L belongs to another query, which has committed up to batch %s. A new checkpoint numbers'
+            ' its batches from 0 again, and they would be lost as repetitions. Use another name for the'
+            ' stream, or remove the old stream with taskq.forget_stream', p_stream, v_last.batch));
     END IF;
-    RETURN v_ended;
+    RETURN false;
 END $$;
+COMMENT ON FUNCTION taskq.begin_stream_batch IS
+'Records in this transaction that a stream commits a batch. p_query is the ID of the query in Spark''s checkpoint. Waits
+for another run of the same stream. Returns false if the stream has already committed this batch or a later one. Raises
+TQ000 if another query uses the name, and TQ008 for an invalid name.';
 
--- Releases each group of a stage once, in chunks of about ten thousand groups of a topic.
-CREATE FUNCTION taskq_internal.release_staged_groups(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.forget_stream(p_stream text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM taskq_internal.stream WHERE name = p_stream;
+    RETURN FOUND;
+END $$;
+COMMENT ON FUNCTION taskq.forget_stream IS
+'Removes a stream, so that a query with a new checkpoint can use its name. Returns false if there is no such stream.';
+
+CREATE FUNCTION taskq.purge_streams(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_chunk record;
+    v_count bigint;
 BEGIN
-    FOR v_chunk IN
-        SELECT n.topic, n.junction, array_agg(m.identifier) AS identifiers, array_agg(n.nth::int) AS groups
-        FROM (SELECT g.*, row_number() OVER (PARTITION BY g.topic, g.junction ORDER BY g.members) AS nth
-              FROM (SELECT DISTINCT j.topic, j.junction, e.members::text
-                    FROM taskq.staged_junction j CROSS JOIN LATERAL json_array_elements(j.groups) AS e (members)
-                    WHERE j.stage = p_stage) g) n
-        CROSS JOIN LATERAL json_array_elements_text(n.members::json) AS m (identifier)
-        GROUP BY n.topic, n.junction, n.nth / 10000 ORDER BY n.topic, n.junction, n.nth / 10000
-    LOOP
-        PERFORM taskq.junction(v_chunk.topic, v_chunk.identifiers, v_chunk.groups, v_chunk.junction);
-    END LOOP;
+    DELETE FROM taskq_internal.stream WHERE committed < clock_timestamp() - taskq_internal.clamp_age(p_older_than);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
 END $$;
-
--- Pushes the tasks that these attempts have staged, in the order of part and place, in chunks that limit the server's
--- memory. Returns how many tasks it pushed. An error names an invalid task by its place among all tasks, and by its
--- identifier.
-CREATE FUNCTION taskq_internal.push_staged(
-    p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[]
-) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_done   bigint := 0;
-    v_before bigint;
-    v_since  bigint;
-    v_place  bigint;
-    v_last   bigint;
-    v_try    record;
-    v_chunk  record;
-    v_depend record;
-    v_number int;
-BEGIN
-    FOR v_try IN SELECT * FROM unnest(p_parts, p_attempts) AS w (part, attempt) ORDER BY w.part LOOP
-        v_last := -1;
-        WHILE v_last IS NOT NULL LOOP
-            v_place := v_last;
-            v_last := NULL;
-            v_before := v_done;
-            FOR v_chunk IN SELECT * FROM taskq_internal.staged_chunk(p_stage, v_try.part, v_try.attempt, v_place,
-                                                                     p_topic) LOOP
-                IF v_chunk.topic IS NULL THEN
-                    PERFORM taskq_internal.raise_error('TQ002',
-                        'task at position 0: it names no topic, and no option does');
-                END IF;
-                SELECT array_agg(u.place - 1) AS places, array_agg(d.pair ->> 0) AS topics,
-                       array_agg(d.pair ->> 1) AS identifiers INTO v_depend
-                FROM unnest(v_chunk.depends) WITH ORDINALITY AS u (list, place)
-                CROSS JOIN LATERAL json_array_elements(u.list) AS d (pair);
-                v_since := least(v_since, (SELECT min(u.sequence) FROM unnest(taskq.push(
-                    v_chunk.topic, p_insertion, v_chunk.identifiers, v_chunk.payloads, v_chunk.refs, v_chunk.suspended,
-                    v_chunk.available_at, v_chunk.delays, v_chunk.ttls, v_chunk.priorities, 0, v_since,
-                    v_depend.places::int[], v_depend.topics, v_depend.identifiers)) AS u (sequence)));
-                v_done := v_done + cardinality(v_chunk.identifiers);
-                v_last := greatest(v_last, v_chunk.last);
-            END LOOP;
-        END LOOP;
-    END LOOP;
-    RETURN v_done;
-EXCEPTION WHEN SQLSTATE 'TQ002' THEN
-    v_number := substring(SQLERRM FROM '^(?:topic .*?, )?task at position (\d+): ')::int + 1;
-    PERFORM taskq_internal.raise_error('TQ002', regexp_replace(
-        SQLERRM, 'task at position \d+', format('task at position %s (identifier %L)',
-            v_before + v_chunk.numbers[v_number], left(v_chunk.identifiers[v_number], 100))));
-END $$;
-
--- Returns the next chunk of tasks after p_place as arrays for taskq.push, with one row for each topic: 10,000 tasks, or
--- 8 MB of payload. If tasks have dependencies, each run of tasks of the same topic has a row, so that every task comes
--- after the tasks before it. numbers has the positions of the tasks in the chunk, and last the last place.
-CREATE FUNCTION taskq_internal.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_topic text)
-RETURNS TABLE (topic text, last bigint, numbers bigint[], identifiers text[], payloads text[], refs text[],
-               suspended boolean[], available_at timestamptz[], delays interval[], ttls interval[], priorities int[],
-               depends json[])
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    SELECT n.target, max(n.place), array_agg(n.number), array_agg(n.identifier),
-           CASE WHEN count(n.payload) > 0 THEN array_agg(n.payload) END,
-           CASE WHEN count(n.reference) > 0 THEN array_agg(n.reference) END,
-           CASE WHEN bool_or(n.suspended) THEN array_agg(n.suspended) END,
-           CASE WHEN count(n.available_at) > 0 THEN array_agg(n.available_at) END,
-           CASE WHEN count(n.delay) > 0 THEN array_agg(n.delay) END,
-           CASE WHEN count(n.ttl) > 0 THEN array_agg(n.ttl) END,
-           CASE WHEN count(n.priority) > 0 THEN array_agg(n.priority) END,
-           CASE WHEN count(n.depends_on) > 0 THEN array_agg(n.depends_on) END
-    FROM (SELECT m.*, CASE WHEN bool_or(m.depends_on IS NOT NULL) OVER () THEN sum(m.turn) OVER (ORDER BY m.number) END
-                          AS run
-          FROM (SELECT s.*, row_number() OVER w - 1 AS number, t.target,
-                       (t.target IS DISTINCT FROM lag(t.target) OVER w)::int AS turn,
-                       coalesce(sum(octet_length(s.payload)) OVER (w ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
-                                0) AS bytes
-                FROM (SELECT * FROM taskq.staged_task
-                      WHERE stage = p_stage AND part = p_part AND attempt = p_attempt AND place > p_place
-                      ORDER BY place LIMIT 10000) s
-                CROSS JOIN LATERAL (SELECT coalesce(p_topic, s.topic) AS target) t
-                WINDOW w AS (ORDER BY s.place)) m
-          WHERE m.bytes < 8000000
-          ORDER BY run, m.target, m.number) n
-    GROUP BY n.run, n.target ORDER BY n.run, n.target;
-END $$;
+COMMENT ON FUNCTION taskq.purge_streams IS
+'Removes streams that have committed no batch for p_older_than. Returns how many streams it removed. A removed stream
+that continues later may push its last batch twice.';

@@ -1,4 +1,4 @@
--- Statistics: how many tasks ended, how many attempts they took, how long they ran, and their errors in groups.
+-- Statistics of topics: how many tasks ended, how long they ran, and their errors.
 
 CREATE FUNCTION taskq.statistics(p_within interval, p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, ended bigint, succeeded bigint, failed bigint, retried bigint, retries bigint,
@@ -87,65 +87,6 @@ COMMENT ON FUNCTION taskq.handling_times IS
 returns all topics. The shortest, mean and longest times are exact. The percentiles are exact to 5 %. Raises TQ001 for
 an unknown topic.';
 
-CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-DECLARE
-    v_first record;
-BEGIN
-    FOR v_first IN
-        SELECT d.* FROM taskq_internal.newest_fronts(p_topic_id) f
-        CROSS JOIN LATERAL taskq_internal.first_ready(f) d WHERE d.sequence IS NOT NULL
-    LOOP
-        IF v_first.available_at <= clock_timestamp() AND (since IS NULL OR v_first.available_at < since) THEN
-            since := taskq_internal.clamp_moment(v_first.available_at);
-            sequence := v_first.sequence;
-        END IF;
-    END LOOP;
-END $$;
-COMMENT ON FUNCTION taskq.oldest_due IS
-'Returns the task of a topic that has been due the longest, of any priority, and the time since when it is due. Returns
-NULLs if no task is due.';
-
-CREATE FUNCTION taskq.oldest_due_by_topic(p_until timestamptz DEFAULT NULL)
-RETURNS TABLE (topic text, sequence bigint, since timestamptz, topic_id int) LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off SET enable_sort = off AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    WITH RECURSIVE front AS (
-        (SELECT f.* FROM taskq_internal.front f ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1)
-        UNION ALL
-        SELECT n.* FROM front v CROSS JOIN LATERAL (
-            SELECT f.* FROM taskq_internal.front f WHERE (f.topic_id, f.priority) < (v.topic_id, v.priority)
-            ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1) n),
-    late AS (
-        (SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
-         WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-         ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1)
-        UNION ALL
-        SELECT n.* FROM late v CROSS JOIN LATERAL (
-            SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
-            WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-              AND (l.topic_id, l.priority + 0) > (v.topic_id, v.priority)
-            ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1) n)
-    SELECT p.name, o.sequence, taskq_internal.clamp_moment(o.available_at), p.topic_id
-    FROM (SELECT DISTINCT ON (d.topic_id) d.*
-          FROM (SELECT f.topic_id, l.sequence, l.available_at FROM front f CROSS JOIN LATERAL (
-                    SELECT l.sequence, l.available_at FROM taskq_internal.live l
-                    WHERE l.topic_id = f.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                      AND l.priority = f.priority AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
-                    ORDER BY l.available_at, l.sequence LIMIT 1) l
-                UNION ALL
-                SELECT l.topic_id, l.sequence, l.available_at FROM late l) d
-          WHERE d.available_at <= coalesce(p_until, clock_timestamp())
-          ORDER BY d.topic_id, d.available_at, d.sequence) o
-    JOIN taskq_internal.topic p ON p.topic_id = o.topic_id;
-END $$;
-COMMENT ON FUNCTION taskq.oldest_due_by_topic IS
-'Returns the task of each topic that has been due the longest, like taskq.oldest_due, in one read of all topics. Leaves
-out the tasks that are due after p_until, which is now by default.';
-
 CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
 RETURNS TABLE (error text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,
                last_failed timestamptz, looked_at bigint)
@@ -176,7 +117,6 @@ SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_table record;
-    v_pages bigint;
     v_share double precision;
     v_reach interval;
 BEGIN
@@ -203,62 +143,3 @@ COMMENT ON FUNCTION taskq.throughput IS
 'Returns how many tasks of each topic ended in each state from FAILED to SUCCEEDED, in p_spans spans of time up to now.
 Span 0 is the last span. With p_topic it returns only this topic. Reads at most p_pages pages. Of a longer history it
 reads a random share and extrapolates. The column sampled is that share. Raises TQ008 for an invalid p_span.';
-
--- Returns the bucket of a duration. Buckets are 5 % wide. All durations below a microsecond share one bucket.
-CREATE FUNCTION taskq_internal.handling_bucket(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT floor(ln(greatest(p_seconds, 1e-6)) / ln(1.05))::int
-$$;
-
--- Returns the group of an error: its summary with # in the place of all that differs from task to task. This is the
--- task's identifier, a UUID, and a word with a digit, together with further such words after - . : , or /. The type of
--- the exception stays. A number from 100 to 599 that stands alone stays too, because it may be a status code: to retry
--- a 404 helps less than to retry a 503.
-CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    v_kind    text := coalesce(substring(p_summary FROM '^[[:alpha:]_][[:alnum:]_.]*(?:: |$)'), '');
-    v_message text := substr(p_summary, length(v_kind) + 1);
-BEGIN
-    IF p_summary IS NULL THEN
-        RETURN 'no error given';
-    END IF;
-    IF length(p_identifier) >= 3 THEN
-        v_message := replace(v_message, p_identifier, '#');
-    END IF;
-    IF v_message ~ '\d' THEN
-        v_message := regexp_replace(v_message, '[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}', '#', 'g');
-        v_message := regexp_replace(v_message, '(?<=[-.:,/])\m\w*\d\w*([-.:,/]\w*\d\w*)*'
-                                    '|\m(?![1-5]\d\d\M(?![-.:,/]\w*\d))\w*\d\w*([-.:,/]\w*\d\w*)*', '#', 'g');
-    END IF;
-    RETURN v_kind || v_message;
-END $$;
-
--- Returns the error groups of those of the newest p_budget FAILED tasks of a topic that failed since a moment.
-CREATE FUNCTION taskq_internal.failed_groups(p_topic_id int, p_since timestamptz, p_budget int)
-RETURNS TABLE (error_group text, failed bigint, messages bigint, example text, newest bigint, last_failed timestamptz)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-BEGIN
-    RETURN QUERY
-    SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),
-           (array_agg(n.error_summary ORDER BY n.sequence DESC))[1], max(n.sequence),
-               taskq_internal.clamp_moment(max(n.completed))
-    FROM (SELECT e.sequence, e.identifier, e.error_summary, e.completed FROM taskq_internal.ended e
-          WHERE e.topic_id::bigint = p_topic_id AND e.state::int = :FAILED
-              AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-          ORDER BY e.sequence DESC LIMIT greatest(p_budget, 0)) n
-    WHERE n.completed >= p_since GROUP BY 1;
-END $$;
-
--- Returns the error groups of the newest p_budget tasks of a topic that wait for a retry.
-CREATE FUNCTION taskq_internal.retrying_groups(p_topic_id int, p_budget int)
-RETURNS TABLE (error_group text, retrying bigint, messages bigint, example text, newest bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-BEGIN
-    RETURN QUERY
-    SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),
-           (array_agg(n.error_summary ORDER BY n.sequence DESC))[1], max(n.sequence)
-    FROM (SELECT l.sequence, l.identifier, l.error_summary FROM taskq_internal.live l
-          WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0
-          ORDER BY l.sequence DESC LIMIT greatest(p_budget, 0)) n
-    GROUP BY 1;
-END $$;

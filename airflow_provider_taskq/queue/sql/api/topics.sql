@@ -1,4 +1,4 @@
--- Topics: a topic has a name and a policy, and may be paused.
+-- Topics: names, policies, and the grants of access to them.
 
 CREATE FUNCTION taskq.policy(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -134,19 +134,6 @@ lock_timeout of the session. If the topic has its own tables, it waits for all t
 and then keeps them out until its transaction ends. Returns false if the topic does not exist. Raises TQ000 if other
 transactions still use the topic, and above READ COMMITTED.';
 
--- Returns the topic with this name. Raises TQ001 if it does not exist.
-CREATE FUNCTION taskq_internal.find_topic(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic taskq_internal.topic;
-BEGIN
-    SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
-    IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ001', format(
-            'topic %L is not known; create it with create_topic', p_topic));
-    END IF;
-    RETURN v_topic;
-END $$;
-
 -- Raises TQ008 if the changes are not a JSON object of policy fields.
 CREATE FUNCTION taskq_internal.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -166,31 +153,41 @@ BEGIN
     END IF;
 END $$;
 
--- Drops a topic. Raises lock_not_available if the caller has to repeat the attempt. A transaction that reads or changes
--- tasks holds their rows in live or ended, which therefore come first.
-CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text) RETURNS boolean
-LANGUAGE plpgsql SET lock_timeout = '500ms' SET enable_seqscan = off AS $$
-DECLARE
-    v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
-    v_table    text;
+CREATE FUNCTION taskq.grant_access(role text, kind text, topics text[] DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
 BEGIN
-    IF v_topic_id IS NULL THEN
-        RETURN false;
+    PERFORM taskq_internal.check_name('a topic', u.topic) FROM unnest(grant_access.topics) AS u (topic);
+    IF (grant_access.kind IN ('producer', 'consumer', 'reader') AND grant_access.topics IS DISTINCT FROM '{}'
+        OR grant_access.kind = 'operator' AND grant_access.topics IS NULL) IS NOT TRUE THEN
+        PERFORM taskq_internal.raise_error('TQ000', format('access %L to topics %L: expected producer, consumer or '
+            'reader with at least one topic, or NULL for every topic, or operator, which cannot be limited to topics',
+            grant_access.kind, grant_access.topics));
     END IF;
-    PERFORM pg_advisory_xact_lock(taskq_internal.topic_lock(v_topic_id));
-    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR UPDATE;
-    IF NOT FOUND THEN  -- another session has dropped it, and may have created it again
-        RAISE lock_not_available;
-    END IF;
-    FOREACH v_table IN ARRAY CASE WHEN v_topic_id < :FIRST_OWN_TOPIC THEN ARRAY['live', 'ended', 'task'] ELSE '{}' END
-        || ARRAY['dependency', 'history', 'probe', 'probe_result', 'group_release', 'handling', 'consumer_partition',
-                 'consumer_progress', 'consumer_group', 'skipped_event', 'retention_walk', 'front',
-                 'identifier_front'] LOOP
-        EXECUTE format('DELETE FROM taskq_internal.%I WHERE topic_id = $1', v_table) USING v_topic_id;
-    END LOOP;
-    IF v_topic_id >= :FIRST_OWN_TOPIC THEN
-        PERFORM taskq_internal.drop_own_tables(v_topic_id);
-    END IF;
-    DELETE FROM taskq_internal.topic WHERE topic_id = v_topic_id;
-    RETURN true;
+    PERFORM taskq_internal.forget_dropped_roles();
+    DELETE FROM taskq_internal.access a WHERE a.role = grant_access.role AND a.kind = grant_access.kind
+        AND (grant_access.topics IS NULL OR a.topic = '');
+    INSERT INTO taskq_internal.access (role, kind, topic)
+    SELECT grant_access.role, grant_access.kind, u.topic
+    FROM unnest(coalesce(grant_access.topics, ARRAY[''])) AS u (topic) ON CONFLICT DO NOTHING;
+    PERFORM taskq_internal.apply_grants(grant_access.role);
 END $$;
+COMMENT ON FUNCTION taskq.grant_access IS
+'Grants a role one kind of access: producer, consumer, reader or operator. Several grants add up. The queue stores the
+grant and repeats it after an upgrade. The argument topics limits the role to these topics, which need not exist yet,
+also if it had access to every topic before. With topics NULL the role may use every topic. An operator cannot be
+limited. Only the owner of the schema may call this function. Raises TQ000 for an unknown kind, and TQ008 for an invalid
+name of a topic.';
+
+CREATE FUNCTION taskq.revoke_access(role text, kind text DEFAULT NULL, topics text[] DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM taskq_internal.forget_dropped_roles();
+    DELETE FROM taskq_internal.access a
+    WHERE a.role = revoke_access.role AND (revoke_access.kind IS NULL OR a.kind = revoke_access.kind)
+      AND (revoke_access.topics IS NULL OR a.topic = ANY (revoke_access.topics));
+    PERFORM taskq_internal.apply_grants(revoke_access.role);
+END $$;
+COMMENT ON FUNCTION taskq.revoke_access IS
+'Revokes access that taskq.grant_access has granted to a role: all kinds, one kind, or one kind for the named topics.
+Only the owner of the schema may call this function.';

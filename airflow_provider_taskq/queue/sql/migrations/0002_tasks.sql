@@ -9,9 +9,9 @@
 -- the end of a task moves the row. So the size of the hot table depends on the unfinished tasks, not on the length of
 -- the history.
 --
--- All three are partitioned by topic. Topics share a partition, unless they have their own (internal/own_tables.sql). The
+-- All three are partitioned by topic. Topics share a partition, unless they have their own (base/own_tables.sql). The
 -- tables have no foreign keys to topic, because these would lock the topic's row at every push. push and drop_topic exclude
--- each other by an advisory lock instead (internal/locks.sql).
+-- each other by an advisory lock instead (base/locks.sql).
 --
 -- An index begins with the plain topic_id only if the planner has no other way to use the index. So on a table that was
 -- never analyzed, or was just emptied, the planner has one choice, which is the right one.
@@ -150,7 +150,7 @@ CREATE TABLE taskq_internal.live_shared PARTITION OF taskq_internal.live
 --
 -- A gap is the same for polls in LAST_IN_FIRST_OUT order: no READY task lies between its two ends, except late ones.
 --
--- Rows are only inserted (internal/fronts.sql). Polls read the row with the highest number. The other rows say less,
+-- Rows are only inserted (order/fronts.sql). Polls read the row with the highest number. The other rows say less,
 -- and stay true. Each priority that a task of the topic has ever had keeps a row, so the rows also list the
 -- priorities in use.
 CREATE TABLE taskq_internal.front (
@@ -169,7 +169,7 @@ CREATE TABLE taskq_internal.front (
     PRIMARY KEY (topic_id, priority, number)
 ) WITH (autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- The fronts of identifiers that have many tasks (internal/identifier_fronts.sql). Such a row says where the tasks of
+-- The fronts of identifiers that have many tasks (order/identifier_fronts.sql). Such a row says where the tasks of
 -- an identifier begin: no READY task of the priority lies before the due time and sequence, except late ones, and no
 -- ACTIVE task was claimed before claimed_at. Rows are only inserted. Polls read the row with the highest number. An
 -- identifier without a row costs a poll more, and changes nothing else.
@@ -191,7 +191,7 @@ ALTER TABLE taskq_internal.identifier_front REPLICA IDENTITY USING INDEX identif
 -- transaction ends, and then checks again. So only one of two such polls decides on an identifier. The locks are rows
 -- and not advisory locks, because the locks of a large batch would not fit the server's lock table. Transactions only
 -- lock these rows and never change them. Identifiers that share a bucket by chance exclude each other while a poll is
--- open. Offers lock rows of their own (api/push.sql). taskq_internal.create_rows creates the rows.
+-- open. Offers lock rows of their own (change/push.sql). taskq_internal.create_rows creates the rows.
 CREATE TABLE taskq_internal.identifier_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
 
 -- Dependencies: a task waits for the latest task of an identifier in any topic.
@@ -257,7 +257,7 @@ CREATE TABLE taskq_internal.history (
 CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happened);
 ALTER TABLE taskq_internal.history REPLICA IDENTITY FULL;  -- its rows have no key, which would be a further index
 
--- The state of the removal of ended tasks (api/upkeep.sql), in one row. A session locks the row while it removes tasks
+-- The state of the removal of ended tasks (report/retention.sql), in one row. A session locks the row while it removes tasks
 -- whose retention has ended. A run is one pass over all topics with a retention, and then passes over the topics that
 -- the pass before did not finish.
 CREATE TABLE taskq_internal.upkeep (

@@ -1,0 +1,391 @@
+-- The page: topics, owners, locks, groups, ticks and tasks. Every read is bounded: a count stops at a cap, a walk
+-- over rows at a budget, and the result tells where.
+
+CREATE FUNCTION taskq.browse_topics(p_search text, p_exact boolean, p_after text, p_size int, p_cap int)
+RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retrying bigint, blocked bigint,
+               paused_tasks bigint, running bigint, failed bigint, suspended bigint, expired bigint,
+               running_capped boolean, consumers bigint, oldest_seconds bigint, last_end_seconds bigint)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_now       timestamptz := clock_timestamp();
+    v_topic     record;
+    v_topic_ids int[];
+    v_held      bigint[];
+    v_consumers bigint[];
+    v_capped    boolean;
+BEGIN
+    SELECT array_agg(h.topic_id), array_agg(h.held), array_agg(h.consumers), coalesce(sum(h.held), 0) = 10000
+    INTO v_topic_ids, v_held, v_consumers, v_capped FROM taskq_internal.count_held_by_topic() h;
+    FOR v_topic IN
+        SELECT p.topic_id, p.name, p.paused, coalesce(h.held, 0) AS held, coalesce(h.consumers, 0) AS consumers
+        FROM taskq_internal.topic p LEFT JOIN unnest(v_topic_ids, v_held, v_consumers) AS h (topic_id, held, consumers)
+            ON h.topic_id = p.topic_id
+        WHERE (p_after IS NULL OR p.name > p_after) AND taskq_internal.may_access(p.name, 'SELECT')
+          AND CASE WHEN p_exact THEN p.name = p_search ELSE p_search IS NULL
+              OR strpos(lower(p.name), lower(p_search)) > 0 END
+        ORDER BY p.name LIMIT greatest(p_size, 0)
+    LOOP
+        topic := v_topic.name; paused := v_topic.paused;
+        running := v_topic.held; running_capped := v_capped; consumers := v_topic.consumers;
+        SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked,
+            paused_tasks
+        FROM taskq_internal.count_waiting(v_topic.topic_id, greatest(p_cap, 0)) r;
+        IF v_topic.paused THEN
+            paused_tasks := least(ready + scheduled + retrying + blocked + paused_tasks, p_cap);
+            ready := 0; scheduled := 0; retrying := 0; blocked := 0;
+        END IF;
+        expired := taskq_internal.count_in_state(v_topic.topic_id, :EXPIRED, p_cap);
+        failed := taskq_internal.count_in_state(v_topic.topic_id, :FAILED, p_cap);
+        suspended := taskq_internal.count_in_state(v_topic.topic_id, :SUSPENDED, p_cap);
+        oldest_seconds := (SELECT extract(epoch FROM v_now - d.since)::bigint
+                           FROM taskq.oldest_due(v_topic.topic_id) d);
+        last_end_seconds := extract(epoch FROM v_now - taskq_internal.last_completed(v_topic.topic_id))::bigint;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+COMMENT ON FUNCTION taskq.browse_topics IS
+'Returns up to p_size topics after the name p_after, in the order of their names. Each row has the counts by status and
+the time since when the oldest task has been due. p_search is a part of the name. With p_exact true it is the whole
+name. Each count stops at p_cap. The columns running and consumers count the first 10,000 held tasks of the database;
+running_capped tells whether there are more. A role that is limited to topics gets only these.';
+
+CREATE FUNCTION taskq.browse_owners(p_search text, p_exact boolean, p_after bigint, p_size int, p_budget int)
+RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, lapsed boolean, seen timestamptz,
+               held bigint, topics text[])
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_count int;
+BEGIN
+    RETURN QUERY
+    SELECT o.name, o.fence, o.lease, o.lease_until, o.lease_until < clock_timestamp(), o.seen, h.held,
+           ARRAY(SELECT p.name FROM taskq_internal.topic p WHERE p.topic_id = ANY (h.topic_ids) ORDER BY p.name)
+    FROM (SELECT w.* FROM (
+              SELECT n.* FROM taskq_internal.owner n
+              WHERE NOT p_exact AND n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
+              ORDER BY n.fence DESC LIMIT greatest(p_budget, 1)) w
+          WHERE p_search IS NULL OR strpos(lower(w.name), lower(p_search)) > 0
+          UNION ALL
+          SELECT n.* FROM taskq_internal.owner n WHERE p_exact AND n.name = p_search
+          LIMIT greatest(p_size, 0)) o
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS held, array_agg(DISTINCT l.topic_id) AS topic_ids
+        FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = o.owner_id ORDER BY l.sequence
+              LIMIT 1000) l) h;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count < p_size AND NOT p_exact THEN
+        RETURN QUERY
+        SELECT NULL::text, n.fence, NULL::interval, NULL::timestamptz, NULL::boolean, NULL::timestamptz, NULL::bigint,
+            NULL::text[]
+        FROM taskq_internal.owner n WHERE n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
+        ORDER BY n.fence DESC OFFSET greatest(p_budget, 1) - 1 LIMIT 1;
+    END IF;
+END $$;
+COMMENT ON FUNCTION taskq.browse_owners IS
+'Returns owners that have a lease, the newest registration first, with a fence below p_after. It reads p_budget owners
+and returns up to p_size of them. p_search is a part of the name. With p_exact true it returns the owner with that name,
+even without a lease. The column held counts up to 1,000 tasks. If the budget ends first, the last row has no name, and
+its fence is the p_after of the next call.';
+
+CREATE FUNCTION taskq.browse_holders(p_topic text)
+RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT o.name, h.held, o.lease_until, o.lease_until < clock_timestamp()
+    FROM (SELECT n.holder, count(*) AS held
+          FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder,
+                l.sequence LIMIT 10000) n
+          WHERE n.topic_id = v_topic_id GROUP BY n.holder ORDER BY 2 DESC, 1 LIMIT 100) h
+    JOIN taskq_internal.owner o ON o.owner_id = h.holder ORDER BY h.held DESC, o.name;
+END $$;
+COMMENT ON FUNCTION taskq.browse_holders IS
+'Returns up to 100 owners that hold tasks of a topic, owners with the most tasks first. It counts the first 10,000 held
+tasks of the database. Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.browse_locks(p_after text, p_size int)
+RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, seconds_left bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT k.name, k.held_by, k.locked, k.until,
+        extract(epoch FROM taskq_internal.clamp_moment(k.until) - clock_timestamp())::bigint FROM taskq_internal.lock k
+    WHERE k.until > clock_timestamp() AND (p_after IS NULL OR k.name > p_after) ORDER BY k.name
+        LIMIT greatest(p_size, 0)
+$$;
+COMMENT ON FUNCTION taskq.browse_locks IS
+'Returns up to p_size named locks after the name p_after, in the order of their names. It returns the locks that a
+holder has, or that stay blocked until their shortest time is over.';
+
+CREATE FUNCTION taskq.browse_groups(p_size int, p_cap int)
+RETURNS TABLE ("group" text, topic text, partition int, place bigint, advanced timestamptz, behind bigint)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT g.group_name, p.name, g.partition, a.cursor, a.advanced,
+           (SELECT count(*) FROM (SELECT FROM taskq_internal.task t WHERE t.topic_id = g.topic_id
+                                  AND t.sequence > a.cursor
+                                  ORDER BY t.sequence LIMIT greatest(p_cap, 0)) n)
+    FROM taskq_internal.consumer_partition g JOIN taskq_internal.topic p ON p.topic_id = g.topic_id
+    CROSS JOIN LATERAL taskq_internal.latest_progress(g.group_name, g.topic_id, g.partition) a
+    ORDER BY g.group_name, g.topic_id, g.partition LIMIT greatest(p_size, 0);
+END $$;
+COMMENT ON FUNCTION taskq.browse_groups IS
+'Returns up to p_size rows with the progress of consumer groups, in the order of their names. Each row has the number of
+tasks of the topic that follow the progress, counted up to p_cap.';
+
+CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
+RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id   bigint := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+    v_identifier text COLLATE "C" := '';
+    v_parts      text[];
+    v_key        text COLLATE "C";
+BEGIN
+    FOR v_step IN 1 .. p_steps LOOP
+        v_identifier := (SELECT l.identifier FROM taskq_internal.live l
+                         WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier > v_identifier
+                         ORDER BY l.identifier LIMIT 1);
+        EXIT WHEN v_identifier IS NULL;
+        v_parts := regexp_match(v_identifier, '^(.+)/([^/]+)/[0-9]{8}T[0-9]{6}\.[0-9]{6}Z$');
+        CONTINUE WHEN v_parts IS NULL;
+        prefix := v_parts[1];
+        config_hash := v_parts[2];
+        v_key := prefix || '/' || config_hash;
+        SELECT count(*), min(n.available_at), max(n.available_at) INTO waiting, next, last FROM (
+            SELECT l.available_at FROM taskq_internal.live l
+            WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier >= v_key || '/'
+                AND l.identifier < v_key || '0'
+            ORDER BY l.identifier LIMIT 1000) n;
+        RETURN NEXT;
+        v_identifier := v_key || '0';  -- '0' is the character after '/'
+    END LOOP;
+    IF v_identifier IS NOT NULL THEN
+        RETURN QUERY SELECT NULL::text, NULL::text, NULL::bigint, NULL::timestamptz, NULL::timestamptz;
+    END IF;
+END $$;
+COMMENT ON FUNCTION taskq.browse_ticks IS
+'Returns the waiting ticks of a topic, by prefix and configuration hash. Each row has their number (up to 1,000), the
+next tick and the last tick. Reads at most p_steps prefixes. If there may be more, the last row has no prefix. Raises
+TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.find_tasks(
+    p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz,
+    p_until timestamptz, p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int,
+    OUT sequences bigint[], OUT looked_to bigint
+) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
+    v_state    int := coalesce(p_state, taskq_internal.state_of_status(p_status));
+    v_low      bigint := CASE WHEN p_since IS NULL THEN 0 ELSE
+        coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_since, false), 9223372036854775807) END;
+    v_high     bigint := CASE WHEN p_until IS NULL THEN 9223372036854775807 ELSE
+        coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_until, true), -1) END;
+    v_order    text := CASE WHEN p_newest THEN 'DESC' ELSE 'ASC' END;
+    v_budget   int := greatest(p_budget, 1);
+    v_queries  record;
+BEGIN
+    sequences := '{}';
+    IF p_status IS NOT NULL AND (v_state = taskq_internal.state_of_status(p_status)) IS NOT TRUE THEN
+        RETURN;
+    END IF;
+    IF p_newest THEN
+        v_high := least(v_high, p_after - 1);
+    ELSE
+        v_low := greatest(v_low, p_after + 1);
+    END IF;
+    v_queries := taskq_internal.filter_queries(
+        v_topic, v_low, v_high, CASE WHEN v_state IS NOT NULL THEN ARRAY[v_state] END, p_status,
+        CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference, p_since, p_until, p_error,
+        p_error_group, v_order, v_budget);
+    EXECUTE format('SELECT ARRAY(%s ORDER BY sequence %s LIMIT %s)', v_queries.matches, v_order, greatest(p_size, 0))
+        INTO sequences;
+    IF cardinality(sequences) < p_size THEN
+        EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET %s LIMIT 1', v_queries.scan, v_budget - 1) INTO looked_to;
+    END IF;
+END $$;
+COMMENT ON FUNCTION taskq.find_tasks IS
+'Returns up to p_size sequences of a topic''s tasks that match a filter, beyond p_after. The order is ascending, or
+descending with p_newest true. A filter of NULL matches every task. p_status is a status of taskq.task_info; failed
+includes exhausted. p_since and p_until limit the time of the push, both included. p_error is a part of the error, in
+upper or lower case. p_error_group is a group of taskq.error_groups. The call reads up to p_budget rows of the narrowest
+index. If the budget ends first, looked_to is the p_after of the next call. Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_sequence bigint := CASE WHEN p_text ~ '^#?[0-9]{1,18}$' THEN ltrim(p_text, '#')::bigint END;
+    v_size     int := greatest(p_size, 0);
+BEGIN
+    RETURN QUERY
+    SELECT p.name, n.sequence FROM (
+        SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
+            SELECT t.sequence FROM taskq_internal.task t WHERE v_sequence IS NOT NULL AND t.topic_id = q.topic_id
+                AND t.sequence = v_sequence) s
+        UNION
+        SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
+            SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_text AND t.topic_id = q.topic_id
+            ORDER BY t.sequence DESC LIMIT v_size) s
+        UNION
+        SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
+            SELECT t.sequence FROM taskq_internal.task t WHERE t.reference = p_text AND t.topic_id = q.topic_id
+            ORDER BY t.sequence DESC LIMIT v_size) s) n
+    JOIN taskq_internal.topic p ON p.topic_id = n.topic_id ORDER BY n.sequence DESC LIMIT v_size;
+END $$;
+COMMENT ON FUNCTION taskq.search_tasks IS
+'Returns up to p_size tasks of all topics whose sequence, identifier or reference equals the text, the newest first.';
+
+CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)
+RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text,
+               attempt int, crashes int, redelivered boolean, priority int, created timestamptz,
+               available_at timestamptz, completed timestamptz, owner text, lease_until timestamptz, error text,
+               error_summary text, payload_bytes int, output_bytes int, waited interval, ran interval)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+BEGIN
+    RETURN QUERY  -- OFFSET 0: one task at a time, as the planner would otherwise walk all that has ended for a handful
+    SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt,
+        i.crashes::int, i.redelivered,
+           i.priority::int, i.created, i.available_at, i.completed, i.owner,
+           CASE WHEN i.state = :ACTIVE
+               THEN (SELECT o.lease_until FROM taskq_internal.owner o WHERE o.name = i.owner) END,
+           CASE WHEN p_error > 0 THEN left(i.error, p_error) END, i.error_summary, octet_length(i.payload::text),
+               octet_length(i.output::text),
+           taskq_internal.queue_time(i.created, i.available_at, i.polled),
+           taskq_internal.run_time(i.polled, CASE WHEN i.state = :ACTIVE THEN statement_timestamp()
+                                   ELSE i.completed END)
+    FROM unnest(p_sequences) AS u (sequence)
+    CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id
+                        AND v.sequence = u.sequence OFFSET 0) i;
+END $$;
+COMMENT ON FUNCTION taskq.browse_tasks IS
+'Returns the given tasks in no order. The rows have the sizes of payload and output instead of their values. Tracebacks
+are cut to p_error characters. With p_error 0 the rows have only the summaries of errors. The columns waited and ran
+tell how long the last attempt waited for its poll and how long it ran. Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int)
+RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT p.name, l.sequence FROM (
+        SELECT n.topic_id, n.sequence FROM (
+            SELECT w.owner_id FROM taskq_internal.owner w WHERE w.name = p_owner
+            UNION ALL
+            (SELECT w.owner_id FROM taskq_internal.owner w
+             -- '0' is the character after '/'.
+             WHERE p_workers AND w.name > p_owner || '/' AND w.name < p_owner || '0' AND w.fence IS NOT NULL
+             ORDER BY w.name LIMIT 1000)) o
+        CROSS JOIN LATERAL (SELECT h.topic_id, h.sequence FROM taskq_internal.live h
+                            WHERE h.holder = o.owner_id AND h.sequence > coalesce(p_after, 0)
+                            ORDER BY h.sequence LIMIT greatest(p_size, 0)) n
+        ORDER BY n.sequence LIMIT greatest(p_size, 0)) l
+    JOIN taskq_internal.topic p ON p.topic_id = l.topic_id ORDER BY l.sequence;
+END $$;
+COMMENT ON FUNCTION taskq.browse_held IS
+'Returns the topics and sequences of up to p_size tasks that an owner holds, after the sequence p_after, in order. With
+p_workers true it includes the tasks of up to 1,000 owners whose names begin with p_owner and a slash.';
+
+CREATE FUNCTION taskq.find_claimed(p_topic text, p_owner text, p_since timestamptz, p_budget int)
+RETURNS TABLE (sequence bigint, state int) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_sort = on AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+    v_owner_id bigint := (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.name = p_owner);
+BEGIN
+    RETURN QUERY
+    SELECT n.sequence, n.state FROM (
+        (SELECT l.sequence, :ACTIVE AS state FROM taskq_internal.live l WHERE l.holder = v_owner_id
+         AND l.topic_id + 0 = v_topic_id
+         ORDER BY l.sequence LIMIT greatest(p_budget, 0))
+        UNION ALL
+        SELECT e.sequence, e.state::int FROM (
+            SELECT * FROM taskq_internal.ended w WHERE w.topic_id = v_topic_id ORDER BY w.sequence DESC
+                LIMIT greatest(p_budget, 0)) e
+        WHERE e.holder = v_owner_id AND (p_since IS NULL OR e.completed >= p_since)) n
+    ORDER BY n.sequence;
+END $$;
+COMMENT ON FUNCTION taskq.find_claimed IS
+'Returns the tasks of a topic that an owner holds or that ended under the owner since p_since, with their states, in
+order. Reads the newest p_budget ended tasks of the topic. Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+BEGIN
+    RETURN ARRAY(
+        SELECT w.sequence FROM (
+            SELECT t.sequence, t.pushed_in FROM taskq_internal.task t WHERE t.topic_id = v_topic_id
+                AND t.sequence BETWEEN p_first AND p_last
+            ORDER BY t.sequence LIMIT 10000) w
+        WHERE w.pushed_in = (SELECT f.pushed_in FROM taskq_internal.task f WHERE f.topic_id = v_topic_id
+                             AND f.sequence = p_first)
+        LIMIT greatest(p_size, 0));
+END $$;
+COMMENT ON FUNCTION taskq.find_pushed IS
+'Returns up to p_size tasks of one push, from its first and last sequence. Reads the first 10,000 tasks of the push.
+Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[])
+RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_sort = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT u.identifier, (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = u.identifier
+                          AND t.topic_id = v_topic_id
+                          ORDER BY t.sequence DESC LIMIT 1)
+    FROM unnest(p_identifiers) AS u (identifier);
+END $$;
+COMMENT ON FUNCTION taskq.newest_sequences IS
+'Returns the sequence of the newest task of each identifier, in the order of the identifiers. It is NULL for an
+identifier without a task. Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.dependencies(p_topic text, p_sequence bigint)
+RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT p.name, d.on_identifier, n.sequence, taskq_internal.task_state_name(d.on_topic_id, n.sequence)
+    FROM (SELECT * FROM taskq_internal.dependency d WHERE d.topic_id = v_topic_id AND d.sequence = p_sequence
+          LIMIT 50) d
+    JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
+    LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
+                       AND t.topic_id = d.on_topic_id
+                       ORDER BY t.sequence DESC LIMIT 1) n ON true;
+END $$;
+COMMENT ON FUNCTION taskq.dependencies IS
+'Returns the dependencies of a task: for each one the newest task of its identifier, with the name of its state. Returns
+at most fifty rows. Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.task_texts(p_topic text, p_sequence bigint, p_length int)
+RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT left(i.payload::text, greatest(p_length, 0)), octet_length(i.payload::text),
+        left(i.output::text, greatest(p_length, 0)), octet_length(i.output::text)
+    FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
+END $$;
+COMMENT ON FUNCTION taskq.task_texts IS
+'Returns the payload and the output of a task as text, cut to p_length characters, and their sizes in bytes. Returns no
+row for an unknown task. Raises TQ001 for an unknown topic.';

@@ -1,0 +1,163 @@
+-- Producers: push, offer and drop tasks. The list form of push is in change/push.sql.
+
+CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'INSERT')).topic_id;
+BEGIN
+    RETURN (SELECT t.sequence FROM taskq_internal.task t
+            WHERE t.topic_id = v_topic_id AND t.sequence >= p_since AND t.pushed_in = pg_current_xact_id()
+            ORDER BY t.sequence LIMIT 1);
+END $$;
+COMMENT ON FUNCTION taskq.first_pushed IS
+'Returns the lowest sequence from p_since on that this transaction has pushed to a topic and that is still stored.
+Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.offer(
+    topic text, identifier text, payload text DEFAULT NULL, if_exists text DEFAULT 'update',
+    reference text DEFAULT NULL, available_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL,
+    ttl interval DEFAULT NULL, priority int DEFAULT 0, OUT outcome text, OUT sequence bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT o.outcomes[1], o.sequences[1] INTO outcome, sequence
+    FROM taskq.offer_many(topic, if_exists, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[available_at],
+                          ARRAY[delay], ARRAY[ttl], ARRAY[priority]) o;
+END $$;
+COMMENT ON FUNCTION taskq.offer IS
+'Stores a task, unless a task of the identifier already waits: it is READY and not held. If if_exists is ''update'', the
+offer updates that task. If it is ''ignore'', the task does not change. If it is ''ignore_held'', a held task counts like a
+waiting one. Give at most one of delay and available_at.
+Returns the outcome, which is CREATED, UPDATED or IGNORED, and the sequence of the waiting task. Waits for open offers
+of the identifier. Raises TQ001 for an unknown topic, TQ002 for an invalid task, TQ008 for an invalid if_exists, and
+TQ000 above READ COMMITTED.';
+
+CREATE FUNCTION taskq.offer_many(
+    p_topic text, p_if_exists text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
+    p_references text[] DEFAULT NULL, p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL,
+    p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL, p_offset int DEFAULT 0, OUT outcomes text[],
+    OUT sequences bigint[]
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_topic taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
+    v_new   record;
+    v_made  record;
+BEGIN
+    IF p_if_exists IS NULL OR p_if_exists NOT IN ('update', 'ignore', 'ignore_held') THEN
+        PERFORM taskq_internal.raise_error('TQ008', format(
+            'topic %L: if_exists is update, ignore or ignore_held, not %L', p_topic, p_if_exists));
+    END IF;
+    PERFORM taskq_internal.check_tasks(
+        v_topic, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
+    PERFORM taskq.lock_offers(p_topic, p_identifiers);
+    outcomes := '{}';
+    sequences := '{}';
+    FOR v_new IN SELECT unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
+                        unnest(p_references) AS reference, unnest(p_available_at) AS available_at,
+                        unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority
+    LOOP
+        v_made := taskq_internal.offer_one(
+            v_topic, p_if_exists, v_new.identifier, v_new.payload, v_new.reference, v_new.available_at, v_new.delay,
+            v_new.ttl, coalesce(v_new.priority, 0));
+        outcomes := outcomes || v_made.outcome;
+        sequences := sequences || v_made.sequence;
+    END LOOP;
+END $$;
+COMMENT ON FUNCTION taskq.offer_many IS
+'Offers many tasks like taskq.offer, all of them or none. The arrays have one element for each task, as in taskq.push.
+Returns the results in input order. If an identifier is repeated, its later offers find the task of the first one.
+p_offset is the number of tasks in earlier calls, which errors add to positions. Raises the errors of taskq.offer: TQ001
+for an unknown topic, TQ002, TQ008 and TQ000.';
+
+CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.lock_topic_shared(topic, 'INSERT')).topic_id;
+BEGIN
+    PERFORM taskq.lock_offers(topic, ARRAY[identifier]);
+    RETURN taskq_internal.delete_tasks(v_topic_id, ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id::bigint = v_topic_id AND l.identifier = "drop".identifier AND l.holder IS NULL
+        FOR UPDATE SKIP LOCKED), false) > 0;
+END $$;
+COMMENT ON FUNCTION taskq.drop IS
+'Removes the waiting tasks of an identifier. A task that another transaction has locked stays. Waits for open offers
+of the identifier. Returns false if it removed no task. Raises TQ001 for an unknown topic, and TQ000 above READ
+COMMITTED.';
+
+-- The function locks the buckets in their order, so two calls never wait for each other. Two identifiers share a bucket
+-- by chance with a probability of 1 in 65,536.
+CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_buckets int[] := ARRAY(SELECT DISTINCT 65536 + (hashtext(p_topic || '/' || u.identifier) & 65535)
+                             FROM unnest(p_identifiers) AS u (identifier));
+BEGIN
+    PERFORM taskq_internal.check_access(p_topic, 'INSERT');
+    PERFORM taskq_internal.require_read_committed('an offer');
+    PERFORM FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
+    IF NOT FOUND AND cardinality(v_buckets) > 0 THEN
+        PERFORM pg_advisory_xact_lock(taskq_internal.mutex(:LOCK_ROWS, ''));
+        PERFORM taskq_internal.create_rows();
+        PERFORM FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
+    END IF;
+END $$;
+COMMENT ON FUNCTION taskq.lock_offers IS
+'Locks identifiers for the offers and drops of this transaction. It locks them in one order, so two calls never
+deadlock. A caller that offers in several calls locks all identifiers first. Raises TQ000 above READ COMMITTED.';
+
+-- Offers one task, whose identifier the caller has locked by lock_offers. Compares payloads as texts.
+--
+-- An offer without a due time asks for a task that is due at once. A task that is due already then keeps its place in
+-- the order. A paused task stays paused, and a task that waits for dependencies or a probe keeps waiting: the offer
+-- changes their later due time. Attempts and the last error stay.
+CREATE FUNCTION taskq_internal.offer_one(
+    p_topic taskq_internal.topic, p_if_exists text, p_identifier text, p_payload text, p_reference text,
+    p_available_at timestamptz, p_delay interval, p_ttl interval, p_priority int, OUT outcome text, OUT sequence bigint
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_waiting taskq_internal.live;
+    v_task    taskq_internal.task;
+    v_now     timestamptz := clock_timestamp();
+    v_due     timestamptz;
+BEGIN
+    IF p_if_exists = 'ignore_held' THEN
+        -- Without a lock: a task that an open transaction polls or completes counts, too.
+        SELECT l.* INTO v_waiting FROM (
+            (SELECT h.* FROM taskq_internal.live h
+             WHERE h.topic_id = p_topic.topic_id AND h.identifier = p_identifier AND h.attempt > 0
+             ORDER BY coalesce(h.polled, 'infinity'), h.sequence LIMIT 1)
+            UNION ALL
+            (SELECT r.* FROM taskq_internal.live r
+             WHERE r.topic_id::bigint = p_topic.topic_id AND r.identifier = p_identifier AND r.holder IS NULL
+             ORDER BY r.sequence DESC LIMIT 1)) l LIMIT 1;
+    ELSE
+        SELECT l.* INTO v_waiting FROM taskq_internal.live l
+        WHERE l.topic_id::bigint = p_topic.topic_id AND l.identifier = p_identifier AND l.holder IS NULL
+        ORDER BY l.sequence DESC LIMIT 1 FOR UPDATE SKIP LOCKED;
+    END IF;
+    sequence := v_waiting.sequence;
+    outcome := 'IGNORED';
+    IF sequence IS NULL THEN
+        outcome := 'CREATED';
+        sequence := taskq.push(p_topic.name, p_identifier, p_payload, p_reference, 'APPEND', p_delay, p_available_at,
+                               p_priority, p_ttl);
+    ELSIF p_if_exists = 'update' THEN
+        SELECT t.* INTO v_task FROM taskq_internal.task t
+        WHERE t.topic_id = p_topic.topic_id AND t.sequence = v_waiting.sequence;
+        v_due := coalesce(p_available_at, v_now + p_delay, least(v_waiting.available_at, v_now));
+        IF (v_task.payload::text, v_task.reference, v_task.ttl, v_task.priority::int, v_waiting.available_at)
+            IS DISTINCT FROM (p_payload, p_reference, p_ttl, p_priority, v_due) THEN
+            outcome := 'UPDATED';
+            UPDATE taskq_internal.task t SET payload = p_payload::json, reference = p_reference, ttl = p_ttl,
+                priority = p_priority, due = v_due
+            WHERE t.topic_id = p_topic.topic_id AND t.sequence = v_waiting.sequence;
+            PERFORM taskq_internal.add_fronts(p_topic.topic_id, ARRAY[p_priority]);
+            UPDATE taskq_internal.live l SET priority = p_priority, late = true, available_at = v_due
+            WHERE l.topic_id = p_topic.topic_id AND l.sequence = v_waiting.sequence;
+            IF p_topic.notify THEN
+                PERFORM taskq.notify(p_topic.name);  -- it may be due earlier
+            END IF;
+        END IF;
+    END IF;
+END $$;

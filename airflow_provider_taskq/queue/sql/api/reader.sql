@@ -1,0 +1,359 @@
+-- Readers: tasks, counts and results, why a task is not running, and waits for many topics at once.
+
+CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
+BEGIN
+    RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
+END $$;
+COMMENT ON FUNCTION taskq.task IS
+'Returns one task with all its columns, except the history. Returns no row if the topic has no such task. Raises TQ001
+for an unknown topic.';
+
+CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+DECLARE
+    v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+    v_sequences bigint[];
+BEGIN
+    v_sequences := ARRAY(
+        SELECT n.sequence FROM (SELECT DISTINCT u.identifier FROM unnest(p_identifiers) AS u (identifier)) d
+        CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
+                            WHERE t.identifier = d.identifier AND t.topic_id = v_topic_id
+                            ORDER BY t.sequence DESC LIMIT 1) n);
+    RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = ANY (v_sequences);
+END $$;
+COMMENT ON FUNCTION taskq.latest IS
+'Returns the task with the highest sequence of each identifier. An identifier without tasks has no row. Raises TQ001 for
+an unknown topic.';
+
+CREATE FUNCTION taskq.page(
+    p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text,
+    p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL
+) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_topic     taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
+    v_order     text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
+    v_low       bigint := CASE WHEN p_from IS NOT NULL THEN
+        greatest(p_from, p_after + (p_after < 9223372036854775807)::int) END;
+    v_high      bigint := least(p_to, p_before - (p_before > 0)::int, 9223372036854775807);
+    v_sequences bigint[];
+BEGIN
+    EXECUTE format('SELECT ARRAY(%s ORDER BY sequence %s LIMIT %s)', (taskq_internal.filter_queries(
+        v_topic, v_low, v_high, CASE WHEN p_state IS NOT NULL THEN ARRAY[p_state] END, NULL,
+        CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference, NULL, NULL, NULL, NULL, NULL,
+        NULL)).matches, v_order, greatest(p_size, 0)) INTO v_sequences;
+    RETURN QUERY EXECUTE format(
+        'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s',
+        v_order) USING v_topic.topic_id, v_sequences;
+END $$;
+COMMENT ON FUNCTION taskq.page IS
+'Returns up to p_size tasks: ascending after p_after, or descending before p_before. p_from and p_to bound the
+sequences. A filter of NULL matches every task. With p_from NULL the page is empty. Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.count(
+    p_topic text, p_recent boolean, p_state int, p_identifier text, p_reference text, p_from bigint, p_to bigint
+) RETURNS TABLE (topic text, state int, count bigint, last bigint) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (SELECT topic_id FROM taskq_internal.topic WHERE name = p_topic);
+    v_where    text := 's.sequence >= $2'
+        || CASE WHEN p_topic IS NOT NULL THEN ' AND s.topic_id = $1' ELSE '' END
+        || CASE WHEN p_to IS NOT NULL THEN ' AND s.sequence <= $3' ELSE '' END
+        || CASE WHEN p_identifier IS NOT NULL THEN ' AND s.identifier = $4' ELSE '' END
+        || CASE WHEN p_reference IS NOT NULL THEN ' AND s.reference = $5' ELSE '' END;
+    v_rows     text := format(
+        CASE WHEN coalesce(p_identifier, p_reference) IS NULL THEN
+            'SELECT s.topic_id, s.sequence, s.identifier,
+                    CASE WHEN s.holder IS NULL THEN :READY ELSE :ACTIVE END AS state
+             FROM taskq_internal.live s WHERE %1$s
+             UNION ALL SELECT s.topic_id, s.sequence, s.identifier, s.state FROM taskq_internal.ended s WHERE %1$s'
+        ELSE
+            'SELECT s.topic_id, s.sequence, s.identifier, coalesce(
+                 (SELECT CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END FROM taskq_internal.live l
+                  WHERE l.topic_id = s.topic_id AND l.sequence = s.sequence),
+                 (SELECT e.state FROM taskq_internal.ended e
+                  WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence)) AS state
+             FROM taskq_internal.task s WHERE %1$s' END, v_where);
+BEGIN
+    PERFORM taskq_internal.check_access(p_topic, 'SELECT');
+    IF p_recent THEN
+        v_rows := format('SELECT DISTINCT ON (r.topic_id, r.identifier) r.* FROM (%s) r
+                          ORDER BY r.topic_id, r.identifier, r.sequence DESC', v_rows);
+    END IF;
+    RETURN QUERY EXECUTE format(
+        'SELECT p.name, c.state::int, c.count, c.last FROM taskq_internal.topic p
+         LEFT JOIN (SELECT n.topic_id, n.state, count(*), max(n.sequence) AS last FROM (%s) n
+                    WHERE $6 IS NULL OR n.state = $6 GROUP BY n.topic_id, n.state) c ON c.topic_id = p.topic_id
+         WHERE $7 IS NULL OR p.name = $7 ORDER BY p.name, c.state', v_rows)
+        USING v_topic_id, p_from, p_to, p_identifier, p_reference, p_state, p_topic;
+END $$;
+COMMENT ON FUNCTION taskq.count IS
+'Returns how many tasks of a topic are in each state, with the highest sequence of each count. With p_topic NULL it
+returns the counts of all topics. A filter of NULL matches every task. With p_recent true it counts only the newest task
+of each identifier in the range. Returns no row for an unknown topic.';
+
+CREATE FUNCTION taskq.results(p_since timestamptz, p_until timestamptz)
+RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT p.name, taskq_internal.result_of_state(c.state), c.count FROM taskq_internal.topic p
+    LEFT JOIN taskq_internal.count_completed(coalesce(p_since, '-infinity'), coalesce(p_until, 'infinity')) c
+        ON c.topic_id = p.topic_id
+    ORDER BY p.name, c.state;
+END $$;
+COMMENT ON FUNCTION taskq.results IS
+'Returns how many tasks completed from p_since to p_until, both included, by topic and result. A bound of NULL is open.
+A topic without such tasks has one row with NULLs.';
+
+CREATE FUNCTION taskq.resolve(p_moment timestamptz, p_preceding boolean) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT taskq_internal.resolve(ARRAY(SELECT topic_id FROM taskq_internal.topic), p_moment, p_preceding)
+$$;
+COMMENT ON FUNCTION taskq.resolve IS
+'Returns the first sequence of all topics that was created at or after a moment. With p_preceding true it returns the
+last sequence that was created at or before the moment. Returns NULL if there is none. After a clock was set back by
+more than ten seconds, the same times occur in two places, and the result may be at either.';
+
+CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint, OUT reason text, OUT waits_normally boolean)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
+    v_live     taskq_internal.live;
+    v_unserved text;
+BEGIN
+    SELECT * INTO v_live FROM taskq_internal.live l WHERE l.topic_id = v_topic.topic_id AND l.sequence = p_sequence;
+    IF NOT FOUND THEN
+        SELECT taskq.explain_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name, e.completed,
+                                   e.error_summary) INTO reason
+        FROM taskq_internal.ended e LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
+        WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
+    ELSIF v_live.holder IS NOT NULL THEN
+        SELECT taskq.explain_held(o.name, o.lease_until) INTO reason FROM taskq_internal.owner o
+        WHERE o.owner_id = v_live.holder;
+    ELSE
+        reason := taskq.explain_ready(v_topic.paused, v_topic.topic_id, p_sequence, v_live.waits, v_live.attempt,
+                                      v_live.available_at, v_live.error_summary);
+        waits_normally := v_live.attempt = 0 AND v_live.available_at > statement_timestamp()
+            AND v_live.waits <= :WAITS_NOTHING AND NOT v_topic.paused;
+        IF NOT v_topic.paused AND v_live.waits <= :WAITS_NOTHING AND v_live.available_at <= statement_timestamp() THEN
+            v_unserved := taskq_internal.explain_unserved(v_topic.topic_id);
+            waits_normally := reason IS NULL AND v_unserved IS NULL;
+            reason := concat_ws('; ', reason, v_unserved, CASE WHEN reason IS NULL
+                THEN taskq_internal.queue_position(v_topic.topic_id, p_sequence) END);
+        END IF;
+    END IF;
+END $$;
+COMMENT ON FUNCTION taskq.explain IS
+'Explains in one sentence why a task is not running, or that it runs or has ended. Returns a NULL reason for an unknown
+task. waits_normally is true for a READY task that waits only for its first due time, or for tasks before it in a topic
+that workers poll. It is false for any other READY task, and NULL for a task that is not READY. Raises TQ001 for an
+unknown topic.';
+
+CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
+RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text,
+               other bigint, error text, error_summary text, waited interval, ran interval)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+    v_created  timestamptz := (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = v_topic_id
+                               AND t.sequence = p_sequence);
+BEGIN
+    RETURN QUERY
+    SELECT n.happened, n.what, n.state::int, n.attempt, n.holder, n.actor, n.role, n.other, n.error,
+           n.error_summary, taskq_internal.queue_time(v_created, n.due, n.polled),
+           taskq_internal.run_time(n.polled, n.until)
+    FROM (
+        SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::text AS holder,
+               NULL::text AS actor, NULL::text AS role, NULL::bigint AS other, NULL::text AS error,
+               NULL::text AS error_summary, NULL::timestamptz AS due, NULL::timestamptz AS polled,
+               NULL::timestamptz AS until, 0 AS place
+        FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
+        UNION ALL
+        SELECT h.happened,
+               CASE h.kind
+                   WHEN :HISTORY_FAILED THEN 'failed' WHEN :HISTORY_LAPSED THEN 'lapsed'
+                   WHEN :HISTORY_RESET THEN 'reset' WHEN :HISTORY_RECREATED THEN 'recreated'
+                   WHEN :HISTORY_REASSIGNED THEN 'reassigned' WHEN :HISTORY_PAUSED THEN 'paused'
+                   WHEN :HISTORY_RESUMED THEN 'resumed' WHEN :HISTORY_DUE_SET THEN 'due set'
+                   WHEN :HISTORY_ATTEMPTS_SET THEN 'attempts set' WHEN :HISTORY_PRIORITY_SET THEN 'priority set'
+                   WHEN :HISTORY_CANCELED THEN 'canceled' END,
+               h.state, h.attempt, h.holder, h.actor, h.role, h.other, h.error, h.error_summary,
+               h.due, h.polled, h.happened, 1
+        FROM (SELECT * FROM taskq_internal.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
+              ORDER BY m.happened DESC LIMIT 200) h
+        UNION ALL
+        SELECT l.polled, 'held', :ACTIVE, l.attempt,
+               (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, NULL, NULL,
+               l.available_at, l.polled, statement_timestamp(), 2
+        FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
+        UNION ALL
+        SELECT e.completed, 'ended', e.state, e.attempt,
+               (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), NULL, NULL, NULL,
+               e.error, e.error_summary, e.available_at, e.polled, e.completed, 2
+        FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
+    ORDER BY n.place, n.happened;
+END $$;
+COMMENT ON FUNCTION taskq.timeline IS
+'Returns the history of a task, the oldest entry first: its push, the last 200 entries, and its end. The column what is
+pushed, failed, lapsed, reset, recreated, reassigned, paused, resumed, due set, attempts set, priority set, canceled,
+held or ended. The column state has the state before the entry. For held and ended it has the current state. The columns
+waited and ran have the times of the attempt. Raises TQ001 for an unknown topic.';
+
+CREATE FUNCTION taskq.watch(
+    p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
+    p_state_identifiers text[], p_names text[], p_juncture_topics text[], p_junctions text[], p_places int[],
+    p_groups int[], p_identifiers text[]
+) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+    SELECT w.kind, w."position", w.number, w.waited
+    FROM taskq.watch_tasks(p_ready_topics, p_limits, p_conditions, p_aged, p_state_topics, p_state_identifiers) w;
+    RETURN QUERY
+    SELECT 'juncture', j.place, j.number, NULL::double precision
+    FROM taskq_internal.watch_groups(p_names, p_juncture_topics, p_junctions, p_places, p_groups, p_identifiers) j;
+END $$;
+COMMENT ON FUNCTION taskq.watch IS
+'Answers many waits in one call. Each row has the kind of its wait and the position in the arrays of that kind, from 1.
+The kind ready returns how many tasks of a topic a poll could claim, up to a limit. With p_aged it also returns for how
+many seconds the oldest task has been due. The kind state returns the state of the newest task of an identifier, or NULL
+if the identifier has no task. The kind juncture releases the complete groups and returns how many groups still wait.
+The number is -1 for an unknown topic.';
+
+CREATE FUNCTION taskq.watch_tasks(
+    p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
+    p_state_identifiers text[]
+) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT 'ready', u.place::int, n.number, CASE WHEN u.aged AND n.number > 0
+           THEN extract(epoch FROM clock_timestamp() - (taskq.oldest_due(t.topic_id)).since)::double precision END
+    FROM unnest(p_ready_topics, p_limits, p_conditions, p_aged) WITH ORDINALITY
+        AS u (topic, bound, condition, aged, place)
+    LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
+    CROSS JOIN LATERAL (
+        -- Two index probes decide most topics, and cost a tenth of the count.
+        SELECT CASE WHEN t.topic_id IS NULL THEN -1
+                    WHEN EXISTS (SELECT FROM taskq_internal.due_fronts(t.topic_id, 101, clock_timestamp()))
+                      OR EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL
+                                 AND l.waits > :WAITS_NOTHING)
+                    THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), u.condition)
+                        ELSE 0 END AS number
+        OFFSET 0) n;
+    RETURN QUERY
+    SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1
+        ELSE taskq_internal.newest_state(t.topic_id, u.identifier) END,
+           NULL::double precision
+    FROM unnest(p_state_topics, p_state_identifiers) WITH ORDINALITY AS u (topic, identifier, place)
+    LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE');
+END $$;
+COMMENT ON FUNCTION taskq.watch_tasks IS
+'Answers the waits of the kinds ready and state, like taskq.watch. It changes nothing, so readers may call it, also on a
+standby.';
+
+CREATE FUNCTION taskq.release_groups_once(
+    p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text
+) RETURNS int[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.lock_topic_shared(p_topic, 'UPDATE')).topic_id;
+    v_open     int[];
+    v_released int[];
+BEGIN
+    PERFORM taskq_internal.check_name('a wait', p_name);
+    PERFORM taskq_internal.check_junction(p_junction);
+    v_open := ARRAY(
+        SELECT k.number FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
+        WHERE NOT EXISTS (SELECT FROM taskq_internal.group_release j WHERE j.name = p_name AND j.topic_id = v_topic_id
+                          AND j.key = k.key)
+        ORDER BY k.number);
+    v_released := (SELECT (taskq_internal.release_groups(v_topic_id, array_agg(m.identifier), array_agg(m.number),
+            p_junction)).numbers
+                   FROM unnest(p_identifiers, p_groups) AS m (identifier, number) WHERE m.number = ANY (v_open));
+    INSERT INTO taskq_internal.group_release (name, topic_id, key, released)
+    SELECT DISTINCT p_name, v_topic_id, k.key, clock_timestamp()
+        FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
+    WHERE k.number = ANY (v_released)
+    ON CONFLICT DO NOTHING;
+    RETURN ARRAY(SELECT unnest(v_open) EXCEPT SELECT unnest(v_released) ORDER BY 1);
+END $$;
+COMMENT ON FUNCTION taskq.release_groups_once IS
+'Releases groups like taskq.junction, each group once for p_name. Returns the numbers of the groups that still wait. The
+queue recognizes a group by its identifiers. It remembers released groups until taskq.purge_group_releases removes them.
+Raises TQ001 for an unknown topic, TQ008 for an invalid name, and TQ000 for an unknown junction.';
+
+CREATE FUNCTION taskq.purge_group_releases(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    DELETE FROM taskq_internal.group_release
+        WHERE released <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+COMMENT ON FUNCTION taskq.purge_group_releases IS
+'Removes the records of group releases that are older than p_older_than. Returns how many groups it removed.';
+
+CREATE FUNCTION taskq.topic_status(p_topics text[], p_conditions text[], p_cap int)
+RETURNS TABLE ("position" int, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused bigint,
+               running bigint, topic_paused boolean, paused_by text, paused_since timestamptz)
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (SELECT h.topic_id, h.held FROM taskq_internal.count_held_by_topic() h)
+    SELECT u.place::int, r.ready, w.scheduled, greatest(w.retrying - (w.due - w.ready) - w.probing, 0),
+           greatest(w.blocked + w.probing + CASE WHEN t.paused THEN 0 ELSE w.due END - r.ready, 0),
+           w.paused + CASE WHEN t.paused THEN w.due ELSE 0 END,
+           coalesce((SELECT least(h.held, p_cap) FROM held h WHERE h.topic_id = t.topic_id), 0),
+           t.paused, t.paused_by, t.paused_since
+    FROM unnest(p_topics, p_conditions) WITH ORDINALITY AS u (topic, condition, place)
+    JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
+    CROSS JOIN LATERAL taskq_internal.count_waiting(t.topic_id, greatest(p_cap, 0)) w
+    CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked + w.probing > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition)
+                        ELSE 0 END::bigint AS ready
+                        OFFSET 0) r;
+END $$;
+COMMENT ON FUNCTION taskq.topic_status IS
+'Returns the number of READY tasks of each topic, under a condition, by what blocks them. Tasks are ready, scheduled
+(due later, never attempted), retrying (due later, attempted before), blocked (by a dependency, a probe, a task of the
+identifier, or an open poll) or paused. The column running has the number of held tasks. Each count stops at p_cap. The
+column position is the position in the arrays, from 1. An unknown topic has no row.';
+
+-- Returns, for each group wait of taskq.watch, how many groups still wait, or -1 for an unknown topic. Never waits:
+-- while a move of the topic's tables holds the lock, the number is NULL, and a later call returns it.
+CREATE FUNCTION taskq_internal.watch_groups(
+    p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
+) RETURNS TABLE (place int, number int) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
+SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_wait record;
+BEGIN
+    FOR v_wait IN
+        WITH member AS (SELECT m.place, array_agg(m.identifier) AS identifiers, array_agg(m.number) AS numbers
+                        FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier)
+                            GROUP BY m.place)
+        SELECT u.place::int, u.name, u.topic, u.junction, t.topic_id, coalesce(m.identifiers, '{}') AS identifiers,
+               coalesce(m.numbers, '{}') AS numbers
+        FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
+        LEFT JOIN member m ON m.place = u.place
+        LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'UPDATE')
+        ORDER BY u.place
+    LOOP
+        place := v_wait.place;
+        number := NULL;
+        IF v_wait.topic_id IS NULL THEN
+            number := -1;
+        ELSIF pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock(v_wait.topic_id)) THEN
+            number := cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, v_wait.identifiers,
+                    v_wait.numbers, v_wait.junction));
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END $$;

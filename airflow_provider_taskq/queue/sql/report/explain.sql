@@ -1,0 +1,150 @@
+-- Explain: tells in one sentence why a task is not running.
+
+CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_first record;
+BEGIN
+    SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, :READY) AS state INTO v_first
+    FROM taskq_internal.dependency d
+    LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
+                       AND t.topic_id = d.on_topic_id
+                       ORDER BY t.sequence DESC LIMIT 1) n ON true
+    LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
+    LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
+    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM :SUCCEEDED
+      AND (n.sequence IS NOT NULL OR d.waiting) LIMIT 1;
+    RETURN CASE WHEN NOT FOUND THEN 'waits for the next poll: its dependencies are fulfilled'
+                WHEN v_first.sequence IS NULL THEN format('waits for %s of %s, whose tasks were removed',
+                    v_first.on_identifier, coalesce('topic ' || v_first.name, 'a topic that was dropped'))
+                ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name,
+                            v_first.sequence,
+                            CASE WHEN v_first.state = :READY THEN 'not ended'
+                                ELSE taskq.state_name(v_first.state) END) END;
+END $$;
+COMMENT ON FUNCTION taskq.explain_dependency IS
+'Describes in a sentence the first dependency that is not fulfilled.';
+
+CREATE FUNCTION taskq.explain_ready(
+    p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz,
+    p_error text
+) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN CASE WHEN p_paused THEN 'its topic is paused'
+                WHEN p_waits = :WAITS_RESUME THEN 'it is paused until it is resumed'
+                WHEN p_waits = :WAITS_DEPENDENCIES THEN 'it ' || taskq.explain_dependency(p_topic_id, p_sequence)
+                WHEN p_due > statement_timestamp() THEN concat_ws(': ',
+                    format('it is %s in %s', CASE WHEN p_attempt > 0 THEN 'to be tried again' ELSE 'due' END,
+                           taskq.format_duration(taskq_internal.clamp_moment(p_due) - statement_timestamp())), p_error)
+                WHEN p_waits = :WAITS_PROBE THEN 'retries of its topic fail, and another one is tried first'
+                ELSE taskq.explain_turn(p_topic_id, p_sequence) END;
+END $$;
+COMMENT ON FUNCTION taskq.explain_ready IS
+'Explains in one sentence why a READY task is not running, from the columns of the task. Returns NULL if a poll may
+return the task. The view taskq.tasks calls this function.';
+
+CREATE FUNCTION taskq.explain_ended(
+    p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text, p_completed timestamptz,
+    p_error text
+) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN concat_ws(': ',
+        format('it is %s%s', taskq.state_name(p_state), ' since ' || taskq.format_duration(
+            statement_timestamp() - taskq_internal.clamp_moment(p_completed))),
+        CASE WHEN p_state = :EXPIRED THEN format('the lease of %s ran out; it waits to be revived', p_owner)
+             WHEN p_state = :FAILED AND p_attempt < p_max_attempts THEN
+                 format('given up at attempt %s; now its topic allows %s', p_attempt, p_max_attempts)
+             WHEN p_state = :FAILED THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
+             WHEN p_state = :SUSPENDED THEN 'waits to be released or revived'
+             WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END,
+        CASE WHEN p_state = :FAILED THEN p_error END);
+END $$;
+COMMENT ON FUNCTION taskq.explain_ended IS
+'Explains in one sentence how a task ended. The view taskq.tasks calls this function.';
+
+CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                          AND l.sequence = p_sequence);
+    v_other      record;
+BEGIN
+    SELECT l.sequence, o.name, o.lease_until INTO v_other FROM taskq_internal.live l LEFT JOIN taskq_internal.owner o
+        ON o.owner_id = l.holder
+    WHERE l.topic_id = p_topic_id AND l.sequence <> p_sequence AND l.sequence = (
+        SELECT t.sequence
+        FROM (SELECT) one
+        LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, v_identifier, true) i ON true
+        CROSS JOIN LATERAL taskq_internal.turn_of_identifier(p_topic_id, v_identifier, i.claimed_at) t);
+    IF FOUND THEN
+        RETURN format('one at a time per identifier, it comes after sequence %s, %s', v_other.sequence,
+            CASE WHEN v_other.name IS NULL THEN 'which is to be tried again'
+                 WHEN v_other.lease_until < clock_timestamp()
+                     THEN format('held by %L, whose lease has lapsed', v_other.name)
+                 ELSE format('held by %L', v_other.name) END);
+    END IF;
+    SELECT e.sequence, taskq.state_name(e.state) AS state INTO v_other FROM taskq_internal.ended e
+    WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+        ORDER BY e.state, e.sequence LIMIT 1;
+    IF FOUND THEN
+        RETURN format('under the conditions that suspend an identifier, sequence %s of its identifier blocks it,'
+                      ' which is %s', v_other.sequence, v_other.state);
+    END IF;
+    RETURN NULL;
+END $$;
+COMMENT ON FUNCTION taskq.explain_turn IS
+'Explains in a sentence why a poll that takes one task per identifier at a time does not return a READY task. Returns
+NULL if no other task of the identifier blocks the task.';
+
+CREATE FUNCTION taskq.explain_held(p_owner text, p_lease_until timestamptz) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN p_lease_until < statement_timestamp()
+        THEN format('it was claimed by %s, whose lease lapsed %s ago: the next upkeep gives it back', p_owner,
+                    taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(p_lease_until)))
+        ELSE format('it is running: held by %s, whose lease goes on for another %s', p_owner,
+                    taskq.format_duration(taskq_internal.clamp_moment(p_lease_until) - statement_timestamp())) END
+$$;
+COMMENT ON FUNCTION taskq.explain_held IS
+'Describes in one sentence the owner of a held task and its lease. The view taskq.tasks calls this function.';
+
+-- Returns a sentence if no worker seems to poll a topic: no owner holds its tasks, and none has ended for a minute.
+-- Returns NULL otherwise.
+CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_last timestamptz := taskq_internal.last_completed(p_topic_id);
+BEGIN
+    IF v_last > statement_timestamp() - interval '1 minute' OR p_topic_id = ANY (taskq_internal.served_topics()) THEN
+        RETURN NULL;
+    END IF;
+    RETURN 'no worker seems to poll its topic: ' || coalesce(
+        'the last task of it ended ' || taskq.format_duration(statement_timestamp() - v_last) || ' ago',
+            'none of its tasks has ended yet');
+END $$;
+
+-- Returns a sentence with the position of a READY task among the first thousand tasks that a poll may claim.
+CREATE FUNCTION taskq_internal.queue_position(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_place bigint;
+BEGIN
+    SELECT f.place INTO v_place FROM (
+        SELECT l.sequence, row_number() OVER () AS place FROM (
+            SELECT n.sequence FROM taskq_internal.live n WHERE n.topic_id = p_topic_id AND n.holder IS NULL
+                AND n.waits <= :WAITS_NOTHING
+            ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) f
+    WHERE f.sequence = p_sequence;
+    RETURN CASE WHEN v_place = 1 THEN 'it is ready, and the next in line'
+                WHEN v_place IS NULL THEN 'it is ready, with 1,000 or more before it'
+                ELSE format('it is ready, with %s before it', v_place - 1) END;
+END $$;
+
+-- Returns the topics of tasks that owners with a running lease hold, of a thousand owners and the newest hundred tasks
+-- of each.
+CREATE FUNCTION taskq_internal.served_topics() RETURNS int[]
+LANGUAGE sql STABLE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+    SELECT ARRAY(SELECT DISTINCT h.topic_id
+                 FROM (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.fence IS NOT NULL
+                       AND o.lease_until >= clock_timestamp() LIMIT 1000) w
+                 CROSS JOIN LATERAL (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = w.owner_id
+                                     ORDER BY l.sequence DESC LIMIT 100) h)
+$$;

@@ -1,0 +1,60 @@
+-- Statistics: how many tasks ended, how many attempts they took, how long they ran, and their errors in groups.
+
+-- Returns the bucket of a duration. Buckets are 5 % wide. All durations below a microsecond share one bucket.
+CREATE FUNCTION taskq_internal.handling_bucket(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT floor(ln(greatest(p_seconds, 1e-6)) / ln(1.05))::int
+$$;
+
+-- Returns the group of an error: its summary with # in the place of all that differs from task to task. This is the
+-- task's identifier, a UUID, and a word with a digit, together with further such words after - . : , or /. The type of
+-- the exception stays. A number from 100 to 599 that stands alone stays too, because it may be a status code: to retry
+-- a 404 helps less than to retry a 503.
+CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_kind    text := coalesce(substring(p_summary FROM '^[[:alpha:]_][[:alnum:]_.]*(?:: |$)'), '');
+    v_message text := substr(p_summary, length(v_kind) + 1);
+BEGIN
+    IF p_summary IS NULL THEN
+        RETURN 'no error given';
+    END IF;
+    IF length(p_identifier) >= 3 THEN
+        v_message := replace(v_message, p_identifier, '#');
+    END IF;
+    IF v_message ~ '\d' THEN
+        v_message := regexp_replace(v_message, '[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}', '#', 'g');
+        v_message := regexp_replace(v_message, '(?<=[-.:,/])\m\w*\d\w*([-.:,/]\w*\d\w*)*'
+                                    '|\m(?![1-5]\d\d\M(?![-.:,/]\w*\d))\w*\d\w*([-.:,/]\w*\d\w*)*', '#', 'g');
+    END IF;
+    RETURN v_kind || v_message;
+END $$;
+
+-- Returns the error groups of those of the newest p_budget FAILED tasks of a topic that failed since a moment.
+CREATE FUNCTION taskq_internal.failed_groups(p_topic_id int, p_since timestamptz, p_budget int)
+RETURNS TABLE (error_group text, failed bigint, messages bigint, example text, newest bigint, last_failed timestamptz)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),
+           (array_agg(n.error_summary ORDER BY n.sequence DESC))[1], max(n.sequence),
+               taskq_internal.clamp_moment(max(n.completed))
+    FROM (SELECT e.sequence, e.identifier, e.error_summary, e.completed FROM taskq_internal.ended e
+          WHERE e.topic_id::bigint = p_topic_id AND e.state::int = :FAILED
+              AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+          ORDER BY e.sequence DESC LIMIT greatest(p_budget, 0)) n
+    WHERE n.completed >= p_since GROUP BY 1;
+END $$;
+
+-- Returns the error groups of the newest p_budget tasks of a topic that wait for a retry.
+CREATE FUNCTION taskq_internal.retrying_groups(p_topic_id int, p_budget int)
+RETURNS TABLE (error_group text, retrying bigint, messages bigint, example text, newest bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),
+           (array_agg(n.error_summary ORDER BY n.sequence DESC))[1], max(n.sequence)
+    FROM (SELECT l.sequence, l.identifier, l.error_summary FROM taskq_internal.live l
+          WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0
+          ORDER BY l.sequence DESC LIMIT greatest(p_budget, 0)) n
+    GROUP BY 1;
+END $$;

@@ -1,0 +1,182 @@
+-- Status: how many tasks of a topic are in which state, and since when the oldest is due.
+
+-- Returns, for each topic, the number of its held tasks and of their holders among the first 10,000 held tasks.
+CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT n.topic_id, count(*), count(DISTINCT n.holder)
+    FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder,
+          l.sequence LIMIT 10000) n
+    GROUP BY n.topic_id;
+END $$;
+
+-- Returns how many tasks of a topic are EXPIRED, FAILED or SUSPENDED, up to p_cap.
+CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap int) RETURNS bigint
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+        SELECT FROM taskq_internal.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state
+            AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+        ORDER BY e.sequence LIMIT greatest(p_cap, 0)) n);
+END $$;
+
+-- Returns the latest end among the newest hundred ended tasks of a topic.
+CREATE FUNCTION taskq_internal.last_completed(p_topic_id int) RETURNS timestamptz
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN (SELECT taskq_internal.clamp_moment(max(n.completed))
+            FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
+                                          ORDER BY e.sequence DESC LIMIT 100) n);
+END $$;
+
+CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_first record;
+BEGIN
+    FOR v_first IN
+        SELECT d.* FROM taskq_internal.newest_fronts(p_topic_id) f
+        CROSS JOIN LATERAL taskq_internal.first_ready(f) d WHERE d.sequence IS NOT NULL
+    LOOP
+        IF v_first.available_at <= clock_timestamp() AND (since IS NULL OR v_first.available_at < since) THEN
+            since := taskq_internal.clamp_moment(v_first.available_at);
+            sequence := v_first.sequence;
+        END IF;
+    END LOOP;
+END $$;
+COMMENT ON FUNCTION taskq.oldest_due IS
+'Returns the task of a topic that has been due the longest, of any priority, and the time since when it is due. Returns
+NULLs if no task is due.';
+
+CREATE FUNCTION taskq.oldest_due_by_topic(p_until timestamptz DEFAULT NULL)
+RETURNS TABLE (topic text, sequence bigint, since timestamptz, topic_id int) LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_sort = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE front AS (
+        (SELECT f.* FROM taskq_internal.front f ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM front v CROSS JOIN LATERAL (
+            SELECT f.* FROM taskq_internal.front f WHERE (f.topic_id, f.priority) < (v.topic_id, v.priority)
+            ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1) n),
+    late AS (
+        (SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
+         WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+         ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM late v CROSS JOIN LATERAL (
+            SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
+            WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+              AND (l.topic_id, l.priority + 0) > (v.topic_id, v.priority)
+            ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1) n)
+    SELECT p.name, o.sequence, taskq_internal.clamp_moment(o.available_at), p.topic_id
+    FROM (SELECT DISTINCT ON (d.topic_id) d.*
+          FROM (SELECT f.topic_id, l.sequence, l.available_at FROM front f CROSS JOIN LATERAL (
+                    SELECT l.sequence, l.available_at FROM taskq_internal.live l
+                    WHERE l.topic_id = f.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                      AND l.priority = f.priority AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
+                    ORDER BY l.available_at, l.sequence LIMIT 1) l
+                UNION ALL
+                SELECT l.topic_id, l.sequence, l.available_at FROM late l) d
+          WHERE d.available_at <= coalesce(p_until, clock_timestamp())
+          ORDER BY d.topic_id, d.available_at, d.sequence) o
+    JOIN taskq_internal.topic p ON p.topic_id = o.topic_id;
+END $$;
+COMMENT ON FUNCTION taskq.oldest_due_by_topic IS
+'Returns the task of each topic that has been due the longest, like taskq.oldest_due, in one read of all topics. Leaves
+out the tasks that are due after p_until, which is now by default.';
+
+-- Returns the numbers of READY tasks of a topic, each up to p_cap, as if the topic were not paused. ready to paused count
+-- by the status of taskq.task_info. due counts tasks that wait for nothing, and probing retries that are due and wait
+-- for the probe of the topic. The function reads priority by priority, because due times are in order only within a
+-- priority. It reads up to 2 * p_cap tasks that are due, and as many that are not.
+CREATE FUNCTION taskq_internal.count_waiting(
+    p_topic_id int, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
+    OUT paused bigint, OUT due bigint, OUT probing bigint
+) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_most  bigint := 2 * p_cap::bigint;
+    v_front taskq_internal.front;
+    v_found record;
+BEGIN
+    due := 0; ready := 0; scheduled := 0;
+    FOR v_front IN SELECT * FROM taskq_internal.newest_fronts(p_topic_id) LOOP
+        SELECT count(*) AS due, count(*) FILTER (WHERE n.attempt = 0) AS ready INTO v_found FROM (
+            SELECT d.attempt FROM (
+                (SELECT l.attempt FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+                   AND l.priority + 0 = v_front.priority AND l.available_at <= v_now
+                   AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
+                 ORDER BY l.available_at, l.sequence)
+                UNION ALL
+                (SELECT l.attempt FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                   AND l.priority = v_front.priority AND l.available_at <= v_now
+                   AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
+                 ORDER BY l.available_at, l.sequence)) d
+            LIMIT greatest(v_most - due, 0)) n;
+        due := due + v_found.due;
+        ready := ready + v_found.ready;
+        scheduled := scheduled + (
+            SELECT count(*) FILTER (WHERE n.attempt = 0)
+            FROM (SELECT l.attempt FROM taskq_internal.live l
+                  WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                    AND l.priority = v_front.priority AND l.available_at > v_now
+                  ORDER BY l.available_at, l.sequence LIMIT greatest(v_most - scheduled, 0)) n);
+    END LOOP;
+    SELECT sum(n.count) FILTER (WHERE k.waits = :WAITS_DEPENDENCIES), sum(n.count) FILTER (WHERE k.waits = :WAITS_RESUME),
+           sum(n.count) FILTER (WHERE k.waits = :WAITS_PROBE)
+    INTO blocked, paused, probing
+    FROM unnest(ARRAY[:WAITS_DEPENDENCIES, :WAITS_RESUME, :WAITS_PROBE]::smallint[]) AS k (waits)
+    CROSS JOIN LATERAL (
+        SELECT count(*) FROM (SELECT FROM taskq_internal.live l
+                              WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
+                                AND l.waits = k.waits AND (k.waits <> :WAITS_PROBE OR l.available_at <= v_now)
+                              ORDER BY l.available_at, l.sequence LIMIT p_cap) w) n;
+    retrying := (SELECT count(*) FROM (
+        SELECT l.waits FROM taskq_internal.live l
+        WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0 AND l.waits <> :WAITS_DEPENDENCIES
+        ORDER BY l.sequence LIMIT p_cap) n WHERE n.waits <> :WAITS_RESUME);
+    ready := least(ready, p_cap); scheduled := least(scheduled, p_cap); due := least(due, p_cap);
+END $$;
+
+-- Returns the state of the newest task of an identifier, or NULL if it has no task.
+CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_sequence bigint;
+    v_state    int;
+BEGIN
+    SELECT t.sequence INTO v_sequence FROM taskq_internal.task t
+    WHERE t.identifier = p_identifier AND t.topic_id = p_topic_id ORDER BY t.sequence DESC LIMIT 1;
+    SELECT e.state INTO v_state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = v_sequence;
+    IF FOUND OR v_sequence IS NULL THEN
+        RETURN v_state;
+    END IF;
+    RETURN (SELECT (l.holder IS NULL)::int FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+            AND l.sequence = v_sequence);
+END $$;
+
+-- Returns the counts of taskq.results by topic number and state, without topics that have no such tasks.
+CREATE FUNCTION taskq_internal.count_completed(p_since timestamptz, p_until timestamptz)
+RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off
+SET enable_indexscan = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT e.topic_id, e.state::int, count(*) FROM taskq_internal.ended e
+    WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN :FAILED AND :SUCCEEDED GROUP BY e.topic_id,
+        e.state;
+END $$;
+
+-- Returns the state of tasks with this status, and NULL for an unknown status.
+CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN :READY
+                WHEN p_status = 'exhausted' THEN :FAILED WHEN p_status = '' THEN NULL
+                ELSE array_position(ARRAY['running', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded',
+                                          'recreated', 'redundant'], p_status) - 1 END
+$$;

@@ -1,0 +1,125 @@
+-- Tasks as rows: one query and one filter for the page, the command line, programs and Spark.
+
+-- One row for each task, from any of the tables, with the names of its topic and owner.
+CREATE VIEW taskq.task_info AS
+SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
+       coalesce(l.attempt, e.attempt) AS attempt,
+       coalesce(l.redelivered, e.redelivered) AS redelivered,
+       CASE WHEN l.sequence IS NULL THEN e.state WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END AS state,
+       e.descent,
+       CASE WHEN l.holder IS NOT NULL THEN 'running'
+            WHEN l.sequence IS NOT NULL THEN CASE
+                WHEN p.paused OR l.waits = :WAITS_RESUME THEN 'paused'
+                WHEN l.waits = :WAITS_DEPENDENCIES THEN 'blocked'
+                WHEN l.attempt > 0 THEN 'retrying'
+                WHEN l.available_at > clock_timestamp() THEN 'scheduled'
+                ELSE 'ready' END
+            WHEN e.state = :FAILED AND e.attempt >= p.max_attempts THEN 'exhausted'
+            ELSE CASE e.state WHEN :EXPIRED THEN 'expired' WHEN :FAILED THEN 'failed' WHEN :SUSPENDED THEN 'suspended'
+                WHEN :FILTERED THEN 'filtered'
+                WHEN :SUCCEEDED THEN 'succeeded' WHEN :RECREATED THEN 'recreated' WHEN :REDUNDANT THEN 'redundant' END
+            END AS status,
+       o.name AS owner,
+       coalesce(l.crashes, e.crashes) AS crashes,
+       coalesce(l.priority, t.priority) AS priority, t.created,
+       coalesce(l.available_at, e.available_at) AS available_at,
+       e.completed, e.output,
+       coalesce(l.error, e.error) AS error,
+       coalesce(l.error_summary, e.error_summary) AS error_summary,
+       coalesce(l.polled, e.polled) AS polled,
+       t.topic_id
+FROM taskq_internal.task t
+JOIN taskq_internal.topic p ON p.topic_id = t.topic_id
+LEFT JOIN taskq_internal.live l ON l.topic_id = t.topic_id AND l.sequence = t.sequence
+LEFT JOIN taskq_internal.ended e ON e.topic_id = t.topic_id AND e.sequence = t.sequence
+LEFT JOIN taskq_internal.owner o ON o.owner_id = coalesce(l.holder, e.holder);
+COMMENT ON VIEW taskq.task_info IS
+'All tasks with all their columns, except the history. taskq.task, taskq.latest and taskq.page return these rows. The
+columns state and descent are numbers, which taskq.state_name names. The column status is ready, scheduled, retrying,
+blocked, paused, running, exhausted, or the name of the state.';
+
+-- Returns the held tasks of a topic, in no order. Returns NULL if owners hold more than p_budget tasks in the database.
+CREATE FUNCTION taskq_internal.held_sequences(p_topic_id int, p_budget int) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN (SELECT CASE WHEN count(*) <= p_budget
+            THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END
+            FROM (SELECT l.topic_id, l.sequence FROM taskq_internal.live l WHERE l.holder IS NOT NULL
+                  ORDER BY l.holder, l.sequence LIMIT greatest(p_budget, 0)::bigint + 1) n);
+END $$;
+
+-- Returns how long an attempt waited for the poll that claimed it. The wait begins at the due time, or at the push if
+-- that was later. Returns NULL if no poll claimed the attempt.
+CREATE FUNCTION taskq_internal.queue_time(p_created timestamptz, p_due timestamptz, p_polled timestamptz)
+RETURNS interval LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_polled IS NOT NULL
+                THEN greatest(taskq_internal.clamp_moment(p_polled) - taskq_internal.clamp_moment(greatest(p_created,
+                        p_due)), interval '0') END
+$$;
+
+-- Returns how long an attempt ran, from the poll that claimed it to its end. Returns NULL if no poll claimed the
+-- attempt, or if it has not ended.
+CREATE FUNCTION taskq_internal.run_time(p_polled timestamptz, p_end timestamptz) RETURNS interval
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_polled IS NOT NULL AND p_end IS NOT NULL
+                THEN greatest(taskq_internal.clamp_moment(p_end) - taskq_internal.clamp_moment(p_polled),
+                              interval '0') END
+$$;
+
+-- Returns two queries for the tasks of a topic that match a filter: for find_tasks, for page, and for the slices of
+-- Spark. scan returns the rows of the narrowest table, or part of a table, that has all these tasks. With p_budget it
+-- returns only that many of them, in the order p_order. matches returns the sequences of the rows of scan that match. A
+-- condition of NULL matches every task. If p_states has states of live and of ended tasks, the caller compares them.
+CREATE FUNCTION taskq_internal.filter_queries(
+    p_topic taskq_internal.topic, p_low bigint, p_high bigint, p_states int[], p_status text, p_identifiers text[],
+    p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text, p_order text,
+    p_budget int, OUT scan text, OUT matches text
+) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_states  int[] := CASE WHEN p_states IS NULL AND coalesce(p_error, p_error_group) IS NOT NULL
+        THEN ARRAY[:EXPIRED, :FAILED, :SUSPENDED] ELSE p_states END;
+    v_table   text := CASE WHEN v_states <@ ARRAY[:ACTIVE, :READY] THEN 'live'
+        WHEN NOT v_states && ARRAY[:ACTIVE, :READY] THEN 'ended' END;
+    v_named   boolean := p_identifiers IS NOT NULL OR p_reference IS NOT NULL;
+    v_held    bigint[] := CASE WHEN v_states = ARRAY[:ACTIVE] AND NOT v_named
+        THEN taskq_internal.held_sequences(p_topic.topic_id, p_budget) END;
+    -- The name of the scanned rows: s of the table of the states, t of task, h of held sequences.
+    v_alias   text := CASE WHEN v_held IS NOT NULL THEN 'h' WHEN v_named OR v_table IS NULL THEN 't' ELSE 's' END;
+    v_of_task text := concat_ws(' AND ', 't.reference = ' || quote_literal(p_reference),
+        't.created >= ' || quote_literal(p_since), 't.created <= ' || quote_literal(p_until));
+    v_of_row  text := concat_ws(' AND ',
+        CASE v_table WHEN 'live' THEN format('(s.holder IS NULL)::int = ANY (%L)', v_states)
+                     WHEN 'ended' THEN format('s.state = ANY (%L)', v_states) END,
+        CASE WHEN p_status = 'exhausted' THEN 's.attempt >= ' || p_topic.max_attempts
+             WHEN v_states = ARRAY[:READY] THEN format('CASE WHEN %L OR s.waits = :WAITS_RESUME THEN ''paused'''
+                 ' WHEN s.waits = :WAITS_DEPENDENCIES THEN ''blocked'' WHEN s.attempt > 0 THEN ''retrying'''
+                 ' WHEN s.available_at > clock_timestamp() THEN ''scheduled'' ELSE ''ready'' END = ', p_topic.paused)
+                 || quote_literal(p_status) END,
+        'strpos(lower(s.error), lower(' || quote_literal(p_error) || ')) > 0',
+        'taskq_internal.error_group(s.error_summary, s.identifier) = ' || quote_literal(p_error_group));
+BEGIN
+    SELECT format('SELECT n.* FROM (%s) n', string_agg(format(
+        'SELECT r.* FROM %s AND r.sequence BETWEEN %L AND %L', f.source, p_low, p_high), ' UNION ALL '))
+        || CASE WHEN p_budget IS NULL THEN '' ELSE format(' ORDER BY n.sequence %s LIMIT %s', p_order, p_budget) END
+    INTO scan FROM unnest(CASE
+        WHEN v_held IS NOT NULL THEN ARRAY[format('unnest(%L::bigint[]) r (sequence) WHERE true', v_held)]
+        WHEN v_named THEN ARRAY[format('taskq_internal.task r WHERE %s AND r.topic_id = %s',
+            CASE WHEN cardinality(p_identifiers) = 1 THEN 'r.identifier = ' || quote_literal(p_identifiers[1])
+                 WHEN p_identifiers IS NOT NULL THEN format('r.identifier = ANY (%L)', p_identifiers)
+                 ELSE 'r.reference = ' || quote_literal(p_reference) END, p_topic.topic_id)]
+        WHEN p_status = 'retrying' THEN ARRAY[format('taskq_internal.live r WHERE r.topic_id::bigint = %s'
+            ' AND r.holder IS NULL AND r.attempt > 0', p_topic.topic_id)]
+        WHEN v_table = 'ended' AND v_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED] THEN ARRAY(
+            SELECT format('taskq_internal.ended r WHERE r.topic_id::bigint = %s AND r.state::int = %s'
+                ' AND r.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)', p_topic.topic_id, u.state)
+            FROM unnest(v_states) AS u (state))
+        ELSE ARRAY[format('taskq_internal.%I r WHERE r.topic_id = %s', coalesce(v_table, 'task'), p_topic.topic_id)]
+        END) AS f (source);
+    -- Conditions on another table are subqueries, so that the planner never reads that table first.
+    matches := format('SELECT %1$s.sequence FROM (%2$s) %1$s WHERE true', v_alias, scan) || coalesce((
+        SELECT string_agg(' AND ' || CASE WHEN c.alias = v_alias THEN c.condition ELSE format(
+            '(SELECT %s FROM taskq_internal.%I %s WHERE topic_id = %s AND sequence = %s.sequence)', c.condition,
+            c.name, c.alias, p_topic.topic_id, v_alias) END, '')
+        FROM (VALUES ('s', v_table, v_of_row), ('t', 'task', v_of_task)) AS c (alias, name, condition)
+        WHERE c.condition <> ''), '');
+END $$;

@@ -1,0 +1,298 @@
+-- Stages: the executors of a distributed job stage decisions or new tasks, and its driver commits all of them at once.
+-- A stage of decisions belongs to the lease of an owner. A stage of a push has no fence.
+--
+-- Follow-ups are new tasks and junctions in taskq.staged_task and taskq.staged_junction, with the decided task as their
+-- parent. The commit applies them if each decision on the parent is continued.
+--
+-- The row in taskq_internal.stage is the only lock of a stage. An executor locks it FOR KEY SHARE after it has staged
+-- rows, so each staged row has a stage. A commit and an end of the stage lock it FOR UPDATE. Pruning skips locked rows,
+-- so it never waits.
+
+-- Leaves one decision for each task of a stage: deletes all but the first in the order of results, parts and rows.
+CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM taskq.staged s USING (
+        SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, ctid) AS place
+        FROM taskq.staged WHERE stage = p_stage) d
+    WHERE d.place > 1 AND s.ctid = d.ctid;
+END $$;
+
+-- Completes the decisions of a stage, and returns how many. One statement ends the tasks that cannot return to READY,
+-- and taskq.complete handles the others, or all if any task waits for other tasks. Raises the errors of taskq.complete.
+CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_all    boolean := taskq_internal.has_waiting_tasks();
+    v_done   bigint := 0;
+    v_chunk  record;
+    v_chunks CURSOR FOR  -- chunks limit the server's memory
+        SELECT array_agg(n.sequence) AS sequences, array_agg(n.result) AS results, array_agg(n.output) AS outputs,
+               array_agg(n.error) AS errors, array_agg(n.delay) AS delays
+        FROM (SELECT s.*, (row_number() OVER w - 1) / 50000 AS nth,
+                     sum(coalesce(octet_length(s.output), 0) + coalesce(octet_length(s.error), 0)) OVER w / 33554432
+                         AS bulk
+              FROM taskq.staged s
+              WHERE s.stage = p_stage AND (v_all OR taskq_internal.may_return_to_ready(s.result, s.delay))
+              WINDOW w AS (ORDER BY s.sequence ROWS UNBOUNDED PRECEDING)) n
+        GROUP BY n.nth, n.bulk ORDER BY n.nth, n.bulk;
+BEGIN
+    OPEN v_chunks;
+    LOOP
+        FETCH v_chunks INTO v_chunk;  -- one by one: a FOR loop would prefetch fifty chunks
+        EXIT WHEN NOT FOUND;
+        v_done := v_done + taskq.complete(p_owner, p_fence, v_chunk.sequences, v_chunk.results, v_chunk.outputs,
+                                          v_chunk.errors, v_chunk.delays);
+    END LOOP;
+    CLOSE v_chunks;
+    IF NOT v_all THEN
+        v_done := v_done + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
+    END IF;
+    RETURN v_done;
+END $$;
+
+-- Creates the row of a stage that was not opened: the driver of a stream opens none, so its first executor does.
+CREATE FUNCTION taskq_internal.ensure_stage(p_stage uuid, p_fence bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO taskq_internal.stage (stage, fence, opened_by) VALUES (p_stage, p_fence, taskq_internal.acting_role())
+    ON CONFLICT DO NOTHING;
+    PERFORM taskq_internal.check_stage_access(p_stage);
+END $$;
+
+-- Locks a stage and returns it. Waits for its commit, and up to 5 s for executors that have passed taskq.check_stage: one
+-- that hangs does not block the commit, and pruning removes what it stages. An executor that comes later waits for this
+-- transaction, and is refused.
+CREATE FUNCTION taskq_internal.lock_stage(p_stage uuid, p_fence bigint) RETURNS taskq_internal.stage
+LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
+DECLARE
+    v_stage taskq_internal.stage;
+BEGIN
+    PERFORM taskq_internal.ensure_stage(p_stage, p_fence);
+    BEGIN
+        SELECT * INTO v_stage FROM taskq_internal.stage WHERE stage = p_stage FOR UPDATE;
+    EXCEPTION WHEN lock_not_available THEN
+        SET LOCAL lock_timeout = 0;
+        SELECT * INTO v_stage FROM taskq_internal.stage WHERE stage = p_stage FOR NO KEY UPDATE;
+    END;
+    RETURN v_stage;
+END $$;
+
+-- Deletes the staged rows of the given stages, whose rows this transaction has locked.
+CREATE FUNCTION taskq_internal.delete_staged(p_stages uuid[]) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    DELETE FROM taskq.staged WHERE stage = ANY (p_stages);
+    DELETE FROM taskq.staged_task WHERE stage = ANY (p_stages);
+    DELETE FROM taskq.staged_junction WHERE stage = ANY (p_stages);
+END $$;
+
+-- Deletes the rows that unsuccessful attempts staged. Raises TQ007 if the stage has more or fewer decisions, or tasks of a
+-- push, of a successful attempt than the attempt reported. The server has then crashed and lost them.
+CREATE FUNCTION taskq_internal.keep_successful_attempts(
+    p_stage taskq_internal.stage, p_parts int[], p_attempts bigint[], p_counts bigint[]
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off AS $$
+DECLARE
+    v_main  text := CASE WHEN p_stage.fence IS NULL THEN 'staged_task' ELSE 'staged' END;
+    v_table text;
+    v_short record;
+BEGIN
+    EXECUTE format(
+        'SELECT w.part, coalesce(f.count, 0) AS found, w.count AS reported
+         FROM unnest($2, $3, $4) AS w (part, attempt, count)
+         LEFT JOIN (SELECT part, attempt, count(*) FROM taskq.%I WHERE stage = $1 GROUP BY part, attempt) f
+             USING (part, attempt)
+         WHERE coalesce(f.count, 0) <> w.count LIMIT 1', v_main)
+    INTO v_short USING p_stage.stage, p_parts, p_attempts, p_counts;
+    IF v_short.part IS NOT NULL THEN
+        PERFORM taskq_internal.raise_error('TQ007', format(
+            'stage %s has %s of the %s %s that part %s reported: run the job again', p_stage.stage, v_short.found,
+            v_short.reported, CASE v_main WHEN 'staged' THEN 'decisions' ELSE 'tasks' END, v_short.part));
+    END IF;
+    FOREACH v_table IN ARRAY ARRAY['staged', 'staged_task', 'staged_junction'] LOOP
+        EXECUTE format(
+            'DELETE FROM taskq.%I s WHERE s.stage = $1
+             AND NOT EXISTS (SELECT FROM unnest($2, $3) AS w (part, attempt) WHERE w.part = s.part
+                             AND w.attempt = s.attempt)', v_table)
+        USING p_stage.stage, p_parts, p_attempts;
+    END LOOP;
+END $$;
+
+-- Completes the tasks of a stage, pushes the follow-ups of continued tasks and releases their groups. Returns the stage
+-- with the numbers of what it did.
+CREATE FUNCTION taskq_internal.apply_decisions(
+    p_stage taskq_internal.stage, p_owner text, p_parts int[], p_attempts bigint[]
+) RETURNS taskq_internal.stage LANGUAGE plpgsql AS $$
+DECLARE
+    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_stage.fence);
+    v_followed boolean := EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage.stage)
+        OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage.stage);
+BEGIN
+    IF v_followed THEN  -- before the merge, because all decisions of a task count
+        PERFORM taskq_internal.drop_follow_ups(p_stage.stage, true);
+    END IF;
+    PERFORM taskq_internal.merge_decisions(p_stage.stage);
+    p_stage.returned := CASE WHEN p_stage.rounds
+            THEN taskq_internal.skip_immediate_returns(v_owner_id, p_stage.stage) ELSE 0 END
+        + CASE WHEN p_stage.condition <> 'NONE'
+            THEN taskq_internal.drop_overtaking_decisions(v_owner_id, p_stage.stage, p_stage.condition) ELSE 0 END;
+    p_stage.results := ARRAY(
+        SELECT coalesce(n.count, 0) FROM generate_series(:FAILURE, :SUCCESS) AS r (result)
+        LEFT JOIN (SELECT s.result, count(*) FROM taskq.staged s WHERE s.stage = p_stage.stage GROUP BY s.result) n
+            USING (result) ORDER BY r.result);
+    p_stage.completed := taskq_internal.complete_decisions(p_owner, p_stage.fence, p_stage.stage);
+    p_stage.pushed := 0;
+    IF v_followed THEN
+        PERFORM taskq_internal.drop_follow_ups(p_stage.stage, false);
+        p_stage.pushed := taskq_internal.push_staged(p_stage.stage, NULL, 'APPEND', p_parts, p_attempts);
+        PERFORM taskq_internal.release_staged_groups(p_stage.stage);
+    END IF;
+    RETURN p_stage;
+END $$;
+
+-- Deletes the follow-ups of tasks that have a decision that is not continued, or those of tasks without a decision.
+CREATE FUNCTION taskq_internal.drop_follow_ups(p_stage uuid, p_decided boolean) RETURNS void
+LANGUAGE plpgsql SET enable_nestloop = off AS $$
+DECLARE
+    v_table text;
+BEGIN
+    FOREACH v_table IN ARRAY ARRAY['staged_task', 'staged_junction'] LOOP
+        EXECUTE format(
+            'DELETE FROM taskq.%I t WHERE t.stage = $1 AND %s (
+                 SELECT FROM taskq.staged s WHERE s.stage = $1 AND s.sequence = t.parent %s)', v_table,
+            CASE WHEN p_decided THEN 'EXISTS' ELSE 'NOT EXISTS' END,
+            CASE WHEN p_decided THEN 'AND NOT coalesce(s.continued, s.result = :SUCCESS)' END)
+        USING p_stage;
+    END LOOP;
+END $$;
+
+-- Returns whether a decision may return its task to READY. Returns true for an invalid decision, which taskq.complete
+-- then rejects.
+CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_result NOT BETWEEN :SUSPENSION AND :SUCCESS OR p_delay IS NOT NULL
+$$;
+
+-- Ends the tasks of a stage whose decisions cannot return them to READY, and returns how many. It does the work of
+-- end_tasks for millions of tasks: the plan reads both tables in the order of their sequences and merges them, without
+-- arrays. Raises the errors of taskq.complete.
+CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
+DECLARE
+    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
+    v_began    timestamptz := clock_timestamp();
+    v_bad      taskq.staged;
+    v_ended    bigint;
+    v_decided  bigint[];
+BEGIN
+    SELECT * INTO v_bad FROM taskq.staged s
+    WHERE s.stage = p_stage AND taskq_internal.has_unstorable_escape(s.output)
+    ORDER BY s.sequence LIMIT 1;
+    PERFORM taskq_internal.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
+    WITH gone AS (
+        DELETE FROM taskq_internal.live l USING taskq.staged s
+        WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay) AND l.holder = v_owner_id
+            AND l.sequence = s.sequence
+        RETURNING l.*, s.result, s.output, s.error AS reason)
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
+        crashes, redelivered, identifier, output, error, error_summary)
+    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
+        taskq_internal.state_of_result(g.result), g.crashes,
+           g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
+           coalesce(taskq_internal.error_summary(g.reason), g.error_summary)
+    FROM gone g;
+    GET DIAGNOSTICS v_ended = ROW_COUNT;
+    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage
+                  AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)) THEN
+        v_decided := ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage
+                           AND NOT taskq_internal.may_return_to_ready(s.result, s.delay));
+        PERFORM taskq_internal.raise_not_held(p_owner, p_fence, v_decided, ARRAY(
+            SELECT e.sequence FROM taskq_internal.ended e
+            WHERE e.sequence = ANY (v_decided) AND e.holder = v_owner_id AND e.completed >= v_began));
+    END IF;
+    RETURN v_ended;
+END $$;
+
+-- Releases each group of a stage once, in chunks of about ten thousand groups of a topic.
+CREATE FUNCTION taskq_internal.release_staged_groups(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_chunk record;
+BEGIN
+    FOR v_chunk IN
+        SELECT n.topic, n.junction, array_agg(m.identifier) AS identifiers, array_agg(n.nth::int) AS groups
+        FROM (SELECT g.*, row_number() OVER (PARTITION BY g.topic, g.junction ORDER BY g.members) AS nth
+              FROM (SELECT DISTINCT j.topic, j.junction, e.members::text
+                    FROM taskq.staged_junction j CROSS JOIN LATERAL json_array_elements(j.groups) AS e (members)
+                    WHERE j.stage = p_stage) g) n
+        CROSS JOIN LATERAL json_array_elements_text(n.members::json) AS m (identifier)
+        GROUP BY n.topic, n.junction, n.nth / 10000 ORDER BY n.topic, n.junction, n.nth / 10000
+    LOOP
+        PERFORM taskq.junction(v_chunk.topic, v_chunk.identifiers, v_chunk.groups, v_chunk.junction);
+    END LOOP;
+END $$;
+
+-- Deletes from a stage of rounds the failures of tasks within their ttl, without recording them, and the snoozes of
+-- less than a second, and returns how many. Such a task would be READY at once, and the next round would claim it before
+-- all tasks that were pushed later, without an end. The tasks stay held until the lease ends. The plan looks each failed
+-- task up.
+CREATE FUNCTION taskq_internal.skip_immediate_returns(p_owner_id bigint, p_stage uuid) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_count bigint;
+BEGIN
+    DELETE FROM taskq.staged s
+    WHERE s.stage = p_stage
+      AND CASE s.result WHEN :SUSPENSION THEN s.delay < interval '1 second'
+                        WHEN :FAILURE THEN coalesce(s.delay, interval '0') >= interval '0' AND (
+              SELECT t.created + coalesce(t.ttl, p.ttl) > v_now
+              FROM taskq_internal.live l JOIN taskq_internal.task t USING (topic_id, sequence)
+              JOIN taskq_internal.topic p USING (topic_id)
+              WHERE l.holder = p_owner_id AND l.sequence = s.sequence) END;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- Deletes the overtaking decisions from a stage that was opened under a condition, and returns how many. A decision
+-- overtakes if an earlier task of its identifier failed, is snoozed, has no decision, or is suspended under a condition
+-- that blocks. The owner gives the tasks of deleted decisions back.
+CREATE FUNCTION taskq_internal.drop_overtaking_decisions(p_owner_id bigint, p_stage uuid, p_condition text)
+RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    DELETE FROM taskq.staged s USING (
+        SELECT l.sequence,
+               bool_or(d.result IS NULL OR d.result = :FAILURE OR d.result = :SUSPENSION
+                       AND (d.delay IS NOT NULL OR p_condition = 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS')) OVER (
+                   PARTITION BY l.topic_id, l.identifier
+                   ORDER BY (l.attempt > 1) DESC, CASE WHEN l.attempt > 1 THEN l.sequence END,
+                            l.priority DESC, l.available_at, l.sequence
+                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS stopped
+        FROM taskq_internal.live l
+        LEFT JOIN (SELECT sequence, result, delay FROM taskq.staged WHERE stage = p_stage) d ON d.sequence = l.sequence
+        WHERE l.holder = p_owner_id) t
+    WHERE t.stopped AND s.stage = p_stage AND s.sequence = t.sequence;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- A dead stage has no executors once its row is locked, so it gets no more rows. The row stays for a day without its
+-- fence: a driver that repeats its commit has to get the same answer.
+CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_dead uuid[] := ARRAY(
+        SELECT s.stage FROM taskq_internal.stage s
+        WHERE CASE WHEN s.fence IS NULL THEN coalesce(s.closed, s.opened) < clock_timestamp() - interval '1 day'
+                   ELSE NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence) END
+        FOR UPDATE OF s SKIP LOCKED);
+BEGIN
+    IF cardinality(v_dead) > 0 THEN
+        PERFORM taskq_internal.delete_staged(v_dead);
+        DELETE FROM taskq_internal.stage WHERE stage = ANY (v_dead) AND fence IS NULL;
+        UPDATE taskq_internal.stage SET fence = NULL, closed = coalesce(closed, clock_timestamp())
+        WHERE stage = ANY (v_dead);
+    END IF;
+    RETURN cardinality(v_dead);
+END $$;
+COMMENT ON FUNCTION taskq.prune_stages IS
+'Removes the rows that dead drivers have staged: of owners that no longer have the lease under which the stage was
+opened, and of pushes after a day. A job that stages for longer than a day fails at its commit. Never waits: a stage
+that another transaction uses stays for a later call.';
