@@ -29,7 +29,9 @@ BEGIN
     v_claimed := taskq_internal.cut_claim(p_topic.topic_id, v_owner_id, v_claimed);
     v_advanced := taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo,
                 p_condition <> 'NONE');
-    IF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(p_topic.topic_id)
+    IF v_advanced THEN  -- a topic may have no poll that finds nothing
+        v_waited := taskq_internal.wake_missed(p_topic.topic_id);
+    ELSIF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(p_topic.topic_id)
         OR taskq_internal.recall_early_tasks(p_topic.topic_id, clock_timestamp()) > 0
         OR taskq_internal.wake_missed(p_topic.topic_id)) THEN
         RETURN taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);

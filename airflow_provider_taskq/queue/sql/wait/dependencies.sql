@@ -3,8 +3,8 @@
 --
 -- The end of a dependency wakes the tasks that wait for it: they become late, and the next poll checks them. The push
 -- of a newer task of the identifier makes tasks wait again that could be claimed. The transaction that makes a task
--- wait and the one that ends its dependency can miss each other. So a poll that finds nothing also looks at some of the
--- tasks that wait. It writes only if it finds one that need not.
+-- wait and the one that ends its dependency can miss each other. So a poll that finds nothing, or that advances
+-- fronts, also looks at some of the tasks that wait. It writes only if it finds one that need not.
 
 -- Returns the tasks among p_sequences whose dependencies are all fulfilled. A dependency is fulfilled if the latest
 -- task of its identifier has SUCCEEDED. If no task of the identifier is left, it is what the last check found.
