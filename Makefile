@@ -13,6 +13,7 @@ RUN = env -u PYTHONDONTWRITEBYTECODE -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs
 PYTEST = $(RUN) -m pytest -q
 SCRIPTS = $(shell find airflow_provider_taskq bench docs -name '*.js' -o -name '*.css')
+SQLFLUFF = $(BIN)/sqlfluff
 DENO = DENO_NO_UPDATE_CHECK=1 $(BIN)/deno
 # Tests of Airflow and Spark mostly wait, so there are more processes than cores. On a server of yours there is one: tests
 # of two processes would meet each other's transactions.
@@ -69,6 +70,8 @@ check: setup  ## before a commit, and part of test: format, lint, types, layers,
 	@$(BIN)/ruff check --quiet .
 	@$(DENO) fmt --check --quiet --line-width 120 $(SCRIPTS) || { echo 'check: run `make format`' >&2; exit 1; }
 	@$(DENO) lint --quiet --rules-exclude=require-await $(SCRIPTS)
+	@$(SQLFLUFF) lint --processes 0 --nocolor airflow_provider_taskq/queue/sql >.venv/sqlfluff.log 2>/dev/null || { \
+		grep -v PASS .venv/sqlfluff.log >&2; exit 1; }
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >.venv/lint-imports.log || { cat .venv/lint-imports.log >&2; exit 1; }
 	@$(BIN)/python tools/words.py
@@ -84,6 +87,7 @@ format: setup  ## when check asks for it: format the sources, and write the page
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 	@$(DENO) fmt --quiet --line-width 120 $(SCRIPTS)
+	@$(SQLFLUFF) fix --quiet airflow_provider_taskq/queue/sql
 	@$(BIN)/python tools/promises.py
 
 bench: setup-spark  ## after a change of the hot path: measure push, claim and drain, and raw SQL; ARGS=peers adds other queues

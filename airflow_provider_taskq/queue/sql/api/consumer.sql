@@ -21,12 +21,12 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.poll IS
-'Claims up to p_size due tasks for the owner and returns them. After a crash, it claims the tasks of the crashed owner in
-smaller groups, and no others with them. p_order is FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT.
-p_condition is NONE, SINGULAR_BY_IDENTIFIER, or one of its variants that suspend. A poll that finds nothing first ends
-the lapsed leases of owners that hold tasks of the topic, as taskq.expire does. Never waits. Raises TQ001 for an
-unknown topic, and TQ005 if the lease has lapsed or no longer exists. Raises TQ000 for an unknown order or condition,
-and for a poll under a condition above READ COMMITTED.';
+'Claims up to p_size due tasks for the owner and returns them. After a crash, it claims the tasks of the crashed owner
+in smaller groups, and no others with them. p_order is FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT. p_condition is NONE,
+SINGULAR_BY_IDENTIFIER, or one of its variants that suspend. A poll that finds nothing first ends the lapsed leases of
+owners that hold tasks of the topic, as taskq.expire does. Never waits. Raises TQ001 for an unknown topic, and TQ005 if
+the lease has lapsed or no longer exists. Raises TQ000 for an unknown order or condition, and for a poll under a
+condition above READ COMMITTED.';
 
 CREATE FUNCTION taskq.claim(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
 RETURNS int LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$

@@ -9,7 +9,8 @@ RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql SET enable
 SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
-    v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id END;
+    v_topic_id int := CASE WHEN p_topic IS NOT NULL
+        THEN (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id END;
     v_since    timestamptz := coalesce(
         (SELECT deferred_until FROM taskq_internal.owner WHERE owner_id = v_owner_id), '-infinity');
     v_until    timestamptz := coalesce(p_until, 'infinity');
@@ -35,9 +36,9 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.held_bounds IS
 'Splits the tasks that an owner holds into at most p_parts ranges of sequences of nearly equal size. With p_topic NULL
-it splits the tasks of all topics. With p_until it leaves out the tasks that the owner claimed later. Leaves out deferred
-tasks. Returns the lowest and highest sequence and the number of tasks of each range. Raises TQ005 if the owner has no
-lease under p_fence, and TQ001 for an unknown topic.';
+it splits the tasks of all topics. With p_until it leaves out the tasks that the owner claimed later. Leaves out
+deferred tasks. Returns the lowest and highest sequence and the number of tasks of each range. Raises TQ005 if the owner
+has no lease under p_fence, and TQ001 for an unknown topic.';
 
 -- The plan reads both tables in the order of their sequences and merges them. This needs neither a sort nor a hash of
 -- the payloads, which took half of the time of a read.
@@ -266,8 +267,9 @@ BEGIN
            AND ($6 IS NULL OR i.created >= $6) AND ($7 IS NULL OR i.created <= $7)
            %s ORDER BY i.sequence',
         CASE WHEN coalesce(p_identifiers::text, p_states::text) IS NOT NULL
-             THEN format('AND i.sequence IN (%s)', (taskq_internal.filter_queries(v_topic, p_low, p_high, p_states, NULL,
-                 p_identifiers, NULL, NULL, NULL, NULL, NULL, NULL, NULL)).matches) END)
+             THEN format('AND i.sequence IN (%s)', (taskq_internal.filter_queries(
+                 v_topic, p_low, p_high, p_states, NULL, p_identifiers, NULL, NULL, NULL, NULL, NULL, NULL,
+                 NULL)).matches) END)
         USING v_topic.topic_id, p_low, p_high, p_states, p_identifiers, p_since, p_until, p_bulky;
 END $$;
 COMMENT ON FUNCTION taskq.task_slice IS

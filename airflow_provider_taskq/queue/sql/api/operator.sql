@@ -38,8 +38,8 @@ END $$;
 COMMENT ON FUNCTION taskq.purge_past_ttl IS
 'Removes tasks that have failed and are past their ttl: FAILED tasks, and retries that are also past the retry horizon
 of the topic. It removes the p_size lowest sequences of each state. If the topic has no horizon, a READY task stays
-until it is FAILED. A task without a ttl stays, and one on which a waiting task depends. Returns how many tasks it removed. Never waits: a task that another
-transaction holds stays. Raises TQ001 for an unknown topic.';
+until it is FAILED. A task without a ttl stays, and one on which a waiting task depends. Returns how many tasks it
+removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.change_waiting(
     p_topic text, p_sequences bigint[], p_due timestamptz DEFAULT NULL, p_priority int DEFAULT NULL,
@@ -96,11 +96,12 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.change_waiting IS
 'Changes READY tasks, all of them or none. An argument of NULL changes nothing. p_due is the time at which the tasks are
-due; it ends their pause. A task that is due already keeps its place if p_due has passed. p_priority is -100 to 100, and lasts until the task ends: a reset task and a copy have the priority of
-the push. p_attempts is the number of counted attempts: max_attempts - 1 leaves one. No poll returns a task that is
-paused. When p_paused false resumes it, a retry becomes due now, and any other task when its push set. Dependencies, a
-probe and the pause of the topic still block the tasks. Returns how many tasks changed. Raises TQ001 for an unknown
-topic, and TQ002 for a value out of range. Raises TQ003 if a task is not READY or another transaction is claiming it.';
+due; it ends their pause. A task that is due already keeps its place if p_due has passed. p_priority is -100 to 100, and
+lasts until the task ends: a reset task and a copy have the priority of the push. p_attempts is the number of counted
+attempts: max_attempts - 1 leaves one. No poll returns a task that is paused. When p_paused false resumes it, a retry
+becomes due now, and any other task when its push set. Dependencies, a probe and the pause of the topic still block the
+tasks. Returns how many tasks changed. Raises TQ001 for an unknown topic, and TQ002 for a value out of range. Raises
+TQ003 if a task is not READY or another transaction is claiming it.';
 
 -- Raises TQ002 for a value that no READY task can have.
 CREATE FUNCTION taskq_internal.check_change(
@@ -134,7 +135,8 @@ COMMENT ON FUNCTION taskq.purge IS
 'Removes the p_size lowest tasks between the sequences p_from and p_to, both included. A bound of NULL is open. With
 p_state it removes only tasks in this state. With p_state NULL it removes tasks in the states FAILED to REDUNDANT, and
 keeps ACTIVE, READY and EXPIRED tasks. The latest task of an identifier on which a waiting task depends stays. Returns
-how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic, and TQ000 for an unknown state.';
+how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic,
+and TQ000 for an unknown state.';
 
 CREATE FUNCTION taskq.purge_all(p_topic text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -215,8 +217,8 @@ returns the entries of all topics. With p_after NULL it begins with the newest e
 CREATE FUNCTION taskq.lock_tasks(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN taskq_internal.lock_selected((taskq_internal.find_topic(p_topic)).topic_id, p_states, p_sequences, NULL, NULL,
-                                        NULL);
+    RETURN taskq_internal.lock_selected(
+        (taskq_internal.find_topic(p_topic)).topic_id, p_states, p_sequences, NULL, NULL, NULL);
 END $$;
 COMMENT ON FUNCTION taskq.lock_tasks IS
 'Locks those of the given tasks that are in one of the given states, which are READY and EXPIRED to SUCCEEDED. Returns
@@ -233,7 +235,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.purge_sequences IS
 'Removes those of the given tasks that are in one of the given states, that no owner holds, and on which no waiting task
-depends. Returns how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic.';
+depends. Returns how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for
+an unknown topic.';
 
 CREATE FUNCTION taskq.revive(
     p_topic text, p_revival text DEFAULT 'RESET', p_sequences bigint[] DEFAULT NULL, p_state int DEFAULT NULL,
@@ -260,9 +263,9 @@ END $$;
 COMMENT ON FUNCTION taskq.revive IS
 'Revives ended tasks (EXPIRED to SUCCEEDED): the tasks in p_sequences, or the p_size lowest tasks in p_state from p_from
 to p_to. With p_revival RESET the tasks become READY again. With APPEND, SUPERSEDE or REPLACE they become RECREATED, and
-the call pushes copies. Returns each sequence with the sequence that continues it. Never waits: a call with p_state leaves
-out tasks that another transaction holds, and a call with p_sequences revives all tasks or none. Raises TQ001 for an
-unknown topic, TQ003 for a task that has not ended or that another transaction holds, and TQ000 for contradicting
+the call pushes copies. Returns each sequence with the sequence that continues it. Never waits: a call with p_state
+leaves out tasks that another transaction holds, and a call with p_sequences revives all tasks or none. Raises TQ001 for
+an unknown topic, TQ003 for a task that has not ended or that another transaction holds, and TQ000 for contradicting
 arguments.';
 
 CREATE FUNCTION taskq.reassign(

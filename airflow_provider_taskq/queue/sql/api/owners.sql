@@ -127,7 +127,8 @@ END $$;
 COMMENT ON FUNCTION taskq.release IS
 'Ends the lease of an owner. Its tasks become READY in their original place, and the attempt is not counted. With
 p_crashed true, a process died that worked on them: they have had a crash, as by taskq.expire, except those that
-taskq.defer_held_tasks deferred. Returns how many tasks it released. Returns 0 if the owner has no lease under the fence. Raises TQ000 above READ COMMITTED.';
+taskq.defer_held_tasks deferred. Returns how many tasks it released. Returns 0 if the owner has no lease under the
+fence. Raises TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.expire(
     p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}', p_topic text DEFAULT NULL
@@ -147,10 +148,10 @@ END $$;
 COMMENT ON FUNCTION taskq.expire IS
 'Ends every lease that lapsed more than p_grace ago, except the leases of the owners in p_except. Returns how many tasks
 these owners held. The policy of the topic decides on each task. It becomes READY in its original place (redelivered,
-the attempt not counted), FAILED after its last permitted crash if the owner held it alone, or EXPIRED. Skips an owner whose poll, completion or
-registration is in progress, or whose tasks another transaction removes: a later call ends its lease. Also removes the
-rows that executors of these owners have staged. With p_topic it ends only leases of owners that hold tasks of this
-topic. Raises TQ001 for an unknown topic, and TQ000 above READ COMMITTED.';
+the attempt not counted), FAILED after its last permitted crash if the owner held it alone, or EXPIRED. Skips an owner
+whose poll, completion or registration is in progress, or whose tasks another transaction removes: a later call ends its
+lease. Also removes the rows that executors of these owners have staged. With p_topic it ends only leases of owners that
+hold tasks of this topic. Raises TQ001 for an unknown topic, and TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int,

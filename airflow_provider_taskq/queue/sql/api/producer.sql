@@ -25,11 +25,10 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.offer IS
 'Stores a task, unless a task of the identifier already waits: it is READY and not held. If if_exists is ''update'', the
-offer updates that task. If it is ''ignore'', the task does not change. If it is ''ignore_held'', a held task counts like a
-waiting one. Give at most one of delay and available_at.
-Returns the outcome, which is CREATED, UPDATED or IGNORED, and the sequence of the waiting task. Waits for open offers
-of the identifier. Raises TQ001 for an unknown topic, TQ002 for an invalid task, TQ008 for an invalid if_exists, and
-TQ000 above READ COMMITTED.';
+offer updates that task. If it is ''ignore'', the task does not change. If it is ''ignore_held'', a held task counts
+like a waiting one. Give at most one of delay and available_at. Returns the outcome, which is CREATED, UPDATED or
+IGNORED, and the sequence of the waiting task. Waits for open offers of the identifier. Raises TQ001 for an unknown
+topic, TQ002 for an invalid task, TQ008 for an invalid if_exists, and TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.offer_many(
     p_topic text, p_if_exists text, p_identifiers text[], p_payloads text[] DEFAULT NULL,

@@ -316,8 +316,8 @@ BEGIN
     FROM unnest(p_topics, p_conditions) WITH ORDINALITY AS u (topic, condition, place)
     JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
     CROSS JOIN LATERAL taskq_internal.count_waiting(t.topic_id, greatest(p_cap, 0)) w
-    CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked + w.probing > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition)
-                        ELSE 0 END::bigint AS ready
+    CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked + w.probing > 0
+                        THEN taskq_internal.count_ready(t, p_cap, u.condition) ELSE 0 END::bigint AS ready
                         OFFSET 0) r;
 END $$;
 COMMENT ON FUNCTION taskq.topic_status IS

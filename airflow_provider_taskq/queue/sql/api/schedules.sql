@@ -72,5 +72,5 @@ BEGIN
             ORDER BY t.identifier DESC LIMIT 1);
 END $$;
 COMMENT ON FUNCTION taskq.last_tick IS
-'Returns the nominal time of the latest tick of a prefix and a configuration hash, in any state. Returns NULL if there is
-none. Raises TQ001 for an unknown topic.';
+'Returns the nominal time of the latest tick of a prefix and a configuration hash, in any state. Returns NULL if there
+is none. Raises TQ001 for an unknown topic.';

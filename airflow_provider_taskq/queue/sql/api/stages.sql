@@ -49,10 +49,10 @@ BEGIN
                  WHERE s.stage = p_stage;
 END $$;
 COMMENT ON FUNCTION taskq.close_stage IS
-'Removes the rows of a stage, which then accepts no more rows. If the stage was committed, it calls taskq.notify for each
-topic that its rows name, and returns how many tasks the stage completed and how many follow-ups it pushed, how many
-tasks it completed with FAILURE, SUSPENSION, FILTER and SUCCESS, in this order, and how many decisions it dropped. A
-repeated call returns the same numbers. Waits for a transaction that commits or prunes the stage.';
+'Removes the rows of a stage, which then accepts no more rows. If the stage was committed, it calls taskq.notify for
+each topic that its rows name, and returns how many tasks the stage completed and how many follow-ups it pushed, how
+many tasks it completed with FAILURE, SUSPENSION, FILTER and SUCCESS, in this order, and how many decisions it dropped.
+A repeated call returns the same numbers. Waits for a transaction that commits or prunes the stage.';
 
 CREATE FUNCTION taskq.open_stage(
     p_owner text DEFAULT NULL, p_fence bigint DEFAULT NULL, p_condition text DEFAULT 'NONE',

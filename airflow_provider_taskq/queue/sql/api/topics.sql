@@ -27,8 +27,9 @@ BEGIN
     INSERT INTO taskq_internal.topic (topic_id, name, max_attempts, base, factor, max_delay, horizon, max_elapsed,
         jitter, probe, on_expiry, max_crashes, max_payload_bytes, ttl, notify, keep_succeeded, keep_failed)
     VALUES (CASE WHEN p_own_tables THEN nextval('taskq_internal.own_topic_id')
-                 ELSE nextval('taskq_internal.shared_topic_id') END, p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
-            p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl, p_notify, p_keep_succeeded, p_keep_failed)
+                 ELSE nextval('taskq_internal.shared_topic_id') END, p_topic, p_max_attempts, p_base, p_factor,
+            p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe, p_on_expiry, p_max_crashes,
+            p_max_payload_bytes, p_ttl, p_notify, p_keep_succeeded, p_keep_failed)
     ON CONFLICT (name) DO NOTHING RETURNING topic_id INTO v_topic_id;
     IF v_topic_id IS NULL THEN
         RETURN false;
@@ -106,8 +107,8 @@ COMMENT ON FUNCTION taskq.topics IS
 'Returns the names of all topics that the role may use, in alphabetical order.';
 
 -- A transaction of several verbs may hold a lock that this function needs, and wait for a lock that this function
--- holds. PostgreSQL would end one of the two. So this function waits for each lock for less than deadlock_timeout. Then it
--- gives all its locks back, and begins again.
+-- holds. PostgreSQL would end one of the two. So this function waits for each lock for less than deadlock_timeout. Then
+-- it gives all its locks back, and begins again.
 CREATE FUNCTION taskq.drop_topic(p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_patience interval := coalesce(nullif(current_setting('lock_timeout')::interval, interval '0'), '1 minute');

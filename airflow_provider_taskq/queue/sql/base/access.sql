@@ -93,7 +93,8 @@ END $$;
 
 -- Returns the topic with this name, which no transaction can drop until this one ends. Waits for a transaction that
 -- drops it. If the topic was then created again, it returns the new topic. Above READ COMMITTED the snapshot does not
--- show this, so there it locks the row as well: a topic that was dropped in the meantime causes a serialization failure.
+-- show this, so there it locks the row as well: a topic that was dropped in the meantime causes a serialization
+-- failure.
 CREATE FUNCTION taskq_internal.lock_topic_shared(p_topic text, p_rights text) RETURNS taskq_internal.topic
 LANGUAGE plpgsql AS $$
 DECLARE

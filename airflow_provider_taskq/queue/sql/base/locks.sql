@@ -2,8 +2,8 @@
 -- kind of the lock (LockKind in queue/models.py) in its upper 16 bits, and a number in the other 48.
 --
 -- A transaction that relies on a topic shares the lock of that topic, and taskq.drop_topic holds it alone. 1,024 locks
--- serve all topics, so that a transaction never takes more, whatever number of topics it pushes to. Topics whose numbers
--- are equal modulo 1,024 share a lock: an open push to one of them counts for the others too.
+-- serve all topics, so that a transaction never takes more, whatever number of topics it pushes to. Topics whose
+-- numbers are equal modulo 1,024 share a lock: an open push to one of them counts for the others too.
 
 -- Returns the key of the lock for a name. Two names of a kind do not share a key, but for a chance of 1 in 2^48.
 CREATE FUNCTION taskq_internal.mutex(p_kind bigint, p_name text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
@@ -27,8 +27,8 @@ RETURNS TABLE (virtualtransaction text, pid int, kind int, number bigint) LANGUA
 $$;
 
 -- Creates the rows that belong to the schema and are missing: the locks of identifiers, and the state of upkeep. A copy
--- of the schema without rows has none, nor has a database whose tables were truncated. Such rows are then created by the
--- first call that misses them. Never waits: does nothing while another transaction creates them.
+-- of the schema without rows has none, nor has a database whose tables were truncated. Such rows are then created by
+-- the first call that misses them. Never waits: does nothing while another transaction creates them.
 CREATE FUNCTION taskq_internal.create_rows() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_ROWS, '')) THEN

@@ -23,10 +23,10 @@ FROM (VALUES
     ('producer consumer reader', true, 'topics policy'),
     ('producer consumer', false, 'begin_stream_batch'),
     ('consumer', true,
-     'register heartbeat draw_fence release held max_claim poll poll_batch claim has_unclaimed watch
-      junction release_groups_once complete exchange held_bounds held_slice claim_batch
-      defer_held_tasks count_staged prune_stages expire maintain advance acquire_partition renew_partitions read_partition advance_partition release_partition
-      record_handling_times begin_drain end_drain'),
+     'register heartbeat draw_fence release held max_claim poll poll_batch claim has_unclaimed watch junction
+      release_groups_once complete exchange held_bounds held_slice claim_batch defer_held_tasks count_staged
+      prune_stages expire maintain advance acquire_partition renew_partitions read_partition advance_partition
+      release_partition record_handling_times begin_drain end_drain'),
     ('consumer reader', true,
      'owner owners ready ready_many topic_status watch_tasks task events log_end log_bounds log_slice progress
       is_worker_active find_drain count_ended_by find_failed_by'),

@@ -34,7 +34,8 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ008', format('the name of %s is blank', p_what));
     ELSIF octet_length(p_name) > 2000 THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
-            'the name of %s has %s bytes, more than 2000: %L', p_what, octet_length(p_name), left(p_name, 40) || '...'));
+            'the name of %s has %s bytes, more than 2000: %L', p_what, octet_length(p_name),
+            left(p_name, 40) || '...'));
     END IF;
 END $$;
 
@@ -72,9 +73,9 @@ CREATE FUNCTION taskq_internal.clamp_moment(p_moment timestamptz) RETURNS timest
                 ELSE p_moment END
 $$;
 
--- Returns a duration that is compared with an age, limited to the range from 0 to 1,000 years. Returns NULL for NULL. The
--- result has seconds only: months and days that cancel each other out in a comparison, where a month has 30 days, would
--- still move a moment.
+-- Returns a duration that is compared with an age, limited to the range from 0 to 1,000 years. Returns NULL for NULL.
+-- The result has seconds only: months and days that cancel each other out in a comparison, where a month has 30 days,
+-- would still move a moment.
 CREATE FUNCTION taskq_internal.clamp_age(p_age interval) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_age IS NOT NULL
                 THEN make_interval(secs => least(greatest(extract(epoch FROM p_age), 0), 31536000000)::float8) END
@@ -95,8 +96,8 @@ CREATE FUNCTION taskq_internal.max_tasks() RETURNS int LANGUAGE sql IMMUTABLE AS
     SELECT 500000000
 $$;
 
--- Returns whether strings of a JSON text have \u0000, or an escaped surrogate without its other half: a client could not
--- store them as text. The function is inlined, and its first line spares nearly every payload the others.
+-- Returns whether strings of a JSON text have \u0000, or an escaped surrogate without its other half: a client could
+-- not store them as text. The function is inlined, and its first line spares nearly every payload the others.
 CREATE FUNCTION taskq_internal.has_unstorable_escape(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_json LIKE '%\\u%' AND p_json ~ '\\u(?:0000|[dD][89a-fA-F])'
         -- After the replacement, each remaining backslash begins an escape.
@@ -104,8 +105,8 @@ CREATE FUNCTION taskq_internal.has_unstorable_escape(p_json text) RETURNS boolea
                                           '|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]'
 $$;
 
--- Returns the line of an error text that describes the error, at most 200 characters, for a caller that gives no summary:
--- the line after the frames of a Python traceback, or the first line of any other text that is not blank.
+-- Returns the line of an error text that describes the error, at most 200 characters, for a caller that gives no
+-- summary: the line after the frames of a Python traceback, or the first line of any other text that is not blank.
 CREATE FUNCTION taskq_internal.error_summary(p_error text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN length(n.line) > 200 THEN left(n.line, 197) || '...' ELSE n.line END
     FROM (SELECT rtrim(coalesce(
@@ -177,9 +178,9 @@ CREATE FUNCTION taskq_internal.check_policy(
 DECLARE
     v_field record;
 BEGIN
-    FOR v_field IN SELECT * FROM (VALUES ('base', p_base), ('max_delay', p_max_delay), ('horizon', p_horizon),
-                                         ('max_elapsed', p_max_elapsed), ('ttl', p_ttl),
-                                         ('keep_succeeded', p_keep_succeeded), ('keep_failed', p_keep_failed)) AS f (name, duration) LOOP
+    FOR v_field IN SELECT * FROM (VALUES
+        ('base', p_base), ('max_delay', p_max_delay), ('horizon', p_horizon), ('max_elapsed', p_max_elapsed),
+        ('ttl', p_ttl), ('keep_succeeded', p_keep_succeeded), ('keep_failed', p_keep_failed)) AS f (name, duration) LOOP
         IF v_field.duration IS NOT NULL OR v_field.name IN ('base', 'max_delay') THEN
             PERFORM taskq_internal.check_duration(
                 format('policy of topic %L: %s', p_topic, v_field.name), v_field.duration, interval '0');

@@ -164,7 +164,8 @@ BEGIN
                                timestamptz '9999-12-31 00:00Z') END AS due
         FROM (SELECT * FROM taskq_internal.live
               WHERE holder = p_owner_id AND sequence = ANY (v_tasks)
-                AND sequence BETWEEN (SELECT min(s) FROM unnest(v_tasks) s) AND (SELECT max(s) FROM unnest(v_tasks) s)) l
+                AND sequence BETWEEN (SELECT min(s) FROM unnest(v_tasks) s)
+                             AND (SELECT max(s) FROM unnest(v_tasks) s)) l
         JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_tasks)) t
             USING (sequence)
         JOIN unnest(p_sequences, p_results, p_errors, p_summaries, p_delays, p_attempts)
@@ -204,8 +205,8 @@ BEGIN
 END $$;
 
 -- Returns the delay after p_attempts recorded failures, without jitter: min(base * factor ^ (attempts - 1), max_delay).
--- Returns NULL if no attempts are left, or if p_elapsed, the sum of the delays so far, has reached max_elapsed: the task
--- then fails.
+-- Returns NULL if no attempts are left, or if p_elapsed, the sum of the delays so far, has reached max_elapsed: the
+-- task then fails.
 CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int, p_elapsed interval)
 RETURNS interval LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN

@@ -1,7 +1,7 @@
 -- Deletion: the one way in which tasks are removed, and what has to stay.
 
--- Deletes tasks whose rows this transaction holds, and all their related rows. Wakes the tasks that depend on them. With
--- p_spare it keeps the latest task of an identifier on which a waiting task depends. Returns how many it deleted.
+-- Deletes tasks whose rows this transaction holds, and all their related rows. Wakes the tasks that depend on them.
+-- With p_spare it keeps the latest task of an identifier on which a waiting task depends. Returns how many it deleted.
 CREATE FUNCTION taskq_internal.delete_tasks(p_topic_id int, p_sequences bigint[], p_spare boolean) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE

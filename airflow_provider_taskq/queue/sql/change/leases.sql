@@ -7,8 +7,8 @@
 -- changes a lock holds the advisory lock of its name until the transaction ends, and never waits for it. So an open
 -- transaction keeps other programs from the lock without making them wait.
 
--- Ends the lapsed leases of owners that hold tasks of a topic, for a poll that has found nothing. Never waits, and writes
--- nothing if there are none. Returns whether it gave a task back.
+-- Ends the lapsed leases of owners that hold tasks of a topic, for a poll that has found nothing. Never waits, and
+-- writes nothing if there are none. Returns whether it gave a task back.
 CREATE FUNCTION taskq_internal.take_back_lapsed(p_topic_id int) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -52,10 +52,10 @@ BEGIN
     RETURN v_tasks;
 END $$;
 
--- Returns how many of p_tasks that were held during a crash may be claimed together again: at most half of them, and few
--- enough that a task is alone when its crashes reach the topic's maximum. 100 tasks with a maximum of 3 are claimed ten
--- by ten after their first crash, and one by one after the second. A crash makes at most a hundred groups of its tasks,
--- so with more than 10,000 tasks it takes more crashes.
+-- Returns how many of p_tasks that were held during a crash may be claimed together again: at most half of them, and
+-- few enough that a task is alone when its crashes reach the topic's maximum. 100 tasks with a maximum of 3 are claimed
+-- ten by ten after their first crash, and one by one after the second. A crash makes at most a hundred groups of its
+-- tasks, so with more than 10,000 tasks it takes more crashes.
 CREATE FUNCTION taskq_internal.max_claim_after_crash(p_tasks int, p_crashes int, p_max_crashes int) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(1, ceil(p_tasks / 100.0)::int, CASE WHEN p_crashes < p_max_crashes - 1 THEN least(p_tasks / 2,
@@ -63,9 +63,9 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Makes held tasks READY in their original place, without counting the attempt: all tasks of a holder, or those that it
--- has deferred. After a crash p_crashed is the number of tasks that were held together. In a topic with a probe, a retry
--- waits for the probe. The next poll checks a task with dependencies, because a newer task of one may have been pushed
--- while the task was held. Returns how many tasks it changed.
+-- has deferred. After a crash p_crashed is the number of tasks that were held together. In a topic with a probe, a
+-- retry waits for the probe. The next poll checks a task with dependencies, because a newer task of one may have been
+-- pushed while the task was held. Returns how many tasks it changed.
 CREATE FUNCTION taskq_internal.give_back(p_holder bigint, p_deferred_only boolean, p_crashed int) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -106,10 +106,10 @@ BEGIN
     END IF;
 END $$;
 
--- Ends the leases that lapsed more than p_grace ago, except those of the owners in p_except, each with all of its tasks.
--- With p_topic_id it ends only leases of owners that hold tasks of this topic. Never waits: skips an owner whose poll,
--- completion or registration is in progress, or one of whose tasks another transaction removes. Returns how many tasks
--- these owners held, and in more whether p_until has passed before the last lease.
+-- Ends the leases that lapsed more than p_grace ago, except those of the owners in p_except, each with all of its
+-- tasks. With p_topic_id it ends only leases of owners that hold tasks of this topic. Never waits: skips an owner whose
+-- poll, completion or registration is in progress, or one of whose tasks another transaction removes. Returns how many
+-- tasks these owners held, and in more whether p_until has passed before the last lease.
 CREATE FUNCTION taskq_internal.end_lapsed_leases(
     p_grace interval, p_except text[], p_topic_id int, p_until timestamptz, OUT count bigint, OUT more boolean
 ) LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -138,8 +138,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Returns the most tasks that the owner may hold together, because it holds tasks that have had a crash. Returns NULL if
--- it holds none, except deferred ones, on which the owner does not work any more.
+-- Returns the most tasks that the owner may hold together, because it holds tasks that have had a crash. Returns NULL
+-- if it holds none, except deferred ones, on which the owner does not work any more.
 CREATE FUNCTION taskq_internal.max_claim(p_holder bigint) RETURNS int
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN

@@ -4,10 +4,10 @@
 -- A waiting task is READY and not held. Scheduled tasks and retries are waiting tasks too. A row that another
 -- transaction has locked counts as held. So an offer never waits for a consumer: it creates a task instead.
 --
--- An offer locks the bucket of its identifier in taskq_internal.identifier_lock until the transaction ends. A second offer
--- of the identifier waits for that lock, and then looks for the waiting task in a new statement, whose snapshot sees
--- the commit of the first offer. The older snapshot of REPEATABLE READ would miss that task, so offers raise an error
--- there.
+-- An offer locks the bucket of its identifier in taskq_internal.identifier_lock until the transaction ends. A second
+-- offer of the identifier waits for that lock, and then looks for the waiting task in a new statement, whose snapshot
+-- sees the commit of the first offer. The older snapshot of REPEATABLE READ would miss that task, so offers raise an
+-- error there.
 --
 -- The row of the waiting task stays locked too, even if the offer changes nothing. Otherwise a poll could hand the task
 -- out before the offering transaction commits the data that the task is about, and no later task would see that data.
@@ -196,7 +196,8 @@ BEGIN
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
             WHEN available_at IS NOT NULL AND delay IS NOT NULL THEN 'it has both available_at and delay'
             WHEN NOT taskq_internal.is_moment(available_at) THEN 'its available_at is outside the years 1 to 9999'
-            WHEN NOT taskq_internal.is_duration(delay, interval '0') THEN 'its delay is negative, or longer than 3650 days'
+            WHEN NOT taskq_internal.is_duration(delay, interval '0')
+                THEN 'its delay is negative, or longer than 3650 days'
             WHEN NOT taskq_internal.is_duration(ttl, interval '0') THEN 'its ttl is negative, or longer than 3650 days'
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
                 format('its payload has %s bytes, more than the %s that topic %L takes',

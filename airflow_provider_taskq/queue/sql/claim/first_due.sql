@@ -73,7 +73,8 @@ BEGIN
         WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
           AND l.priority = p_front.priority AND l.available_at <= p_now
           AND (l.available_at, l.sequence) >= (
-              coalesce(p_front.gap_high_at, p_front.available_at), coalesce(p_front.gap_high_sequence, p_front.sequence))
+              coalesce(p_front.gap_high_at, p_front.available_at),
+              coalesce(p_front.gap_high_sequence, p_front.sequence))
         ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_size FOR UPDATE SKIP LOCKED);
     IF p_front.gap_low_at IS NOT NULL AND cardinality(v_locked) < p_size THEN
         v_locked := v_locked || ARRAY(

@@ -169,9 +169,9 @@ END $$;
 
 -- Locks the due tasks of identifiers that this transaction has locked, at most p_each of each identifier. With p_each
 -- NULL it locks all of them. Returns them in the order of the identifiers. The attempted tasks of an identifier come
--- first, by sequence, as they have its turn: otherwise a bounded poll would let another task overtake a retry. It checks
--- each identifier again, and leaves out a blocked identifier and an identifier with a task that another transaction
--- holds.
+-- first, by sequence, as they have its turn: otherwise a bounded poll would let another task overtake a retry. It
+-- checks each identifier again, and leaves out a blocked identifier and an identifier with a task that another
+-- transaction holds.
 CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int)
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$

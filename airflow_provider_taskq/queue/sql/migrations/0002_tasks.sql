@@ -10,8 +10,8 @@
 -- the history.
 --
 -- All three are partitioned by topic. Topics share a partition, unless they have their own (base/own_tables.sql). The
--- tables have no foreign keys to topic, because these would lock the topic's row at every push. push and drop_topic exclude
--- each other by an advisory lock instead (base/locks.sql).
+-- tables have no foreign keys to topic, because these would lock the topic's row at every push. push and drop_topic
+-- exclude each other by an advisory lock instead (base/locks.sql).
 --
 -- An index begins with the plain topic_id only if the planner has no other way to use the index. So on a table that was
 -- never analyzed, or was just emptied, the planner has one choice, which is the right one.
@@ -257,9 +257,9 @@ CREATE TABLE taskq_internal.history (
 CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happened);
 ALTER TABLE taskq_internal.history REPLICA IDENTITY FULL;  -- its rows have no key, which would be a further index
 
--- The state of the removal of ended tasks (report/retention.sql), in one row. A session locks the row while it removes tasks
--- whose retention has ended. A run is one pass over all topics with a retention, and then passes over the topics that
--- the pass before did not finish.
+-- The state of the removal of ended tasks (report/retention.sql), in one row. A session locks the row while it removes
+-- tasks whose retention has ended. A run is one pass over all topics with a retention, and then passes over the topics
+-- that the pass before did not finish.
 CREATE TABLE taskq_internal.upkeep (
     one             boolean PRIMARY KEY DEFAULT true CHECK (one),
     due             timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when the next call may continue

@@ -9,7 +9,8 @@
 --     (announce_time) and of its topic. Then it reads the clock. A task that is due at that time or later is not late.
 --   - Every other task that becomes READY is late: one with an earlier due time, and one that was released, expired,
 --     reset, resumed, promoted, or changed. A task that is late without need costs an entry in live_late, no more.
---   - A front advances to the first READY task that a snapshot shows, and not beyond a bound (front_bounds). The bound is
+--   - A front advances to the first READY task that a snapshot shows, and not beyond a bound (front_bounds). The bound
+--   is
 --     the earliest time in the announcements of open transactions that have locked the topic, and no later than the
 --     clock. The session reads the clock first, then pg_locks, and then takes the snapshot.
 --
@@ -175,9 +176,10 @@ BEGIN
            ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
 
--- Announces that this transaction makes tasks of these topics READY for a retry. Returns the time from which these tasks
--- are not late: the clock, or the latest front of these topics if the clock was set back. The transaction may have
--- announced its time before, for another topic. So it reads the clock after it has taken the locks of these topics.
+-- Announces that this transaction makes tasks of these topics READY for a retry. Returns the time from which these
+-- tasks are not late: the clock, or the latest front of these topics if the clock was set back. The transaction may
+-- have announced its time before, for another topic. So it reads the clock after it has taken the locks of these
+-- topics.
 CREATE FUNCTION taskq_internal.announce_retry(p_topic_ids int[]) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
     v_time bigint := taskq_internal.announce_time(:LOCK_RETRY_TIME);

@@ -15,9 +15,9 @@
 -- the claim was open, its announcement is no later than its time, and claimed_at is no later than the announcement. If
 -- it announced itself after that read, it read the clock later than the session did.
 --
--- The row of the empty identifier has the latest available_at and claimed_at of its topic. After a clock was set back, a
--- claim takes that time, and a task that is due before it is late. Every other row may be removed at any time: polls then
--- read more.
+-- The row of the empty identifier has the latest available_at and claimed_at of its topic. After a clock was set back,
+-- a claim takes that time, and a task that is due before it is late. Every other row may be removed at any time: polls
+-- then read more.
 
 -- Announces that this transaction claims tasks of a topic. Returns the time of the claim.
 CREATE FUNCTION taskq_internal.announce_claim(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql
@@ -79,9 +79,9 @@ CREATE FUNCTION taskq_internal.head_of_identifier(
     LIMIT 1
 $$;
 
--- Returns the first identifier after p_after that has a READY task or a front, and whether it has a READY task. It looks
--- for a front first. Otherwise it would read the entries of all claimed tasks of that identifier. p_front is the result
--- of only_front: if it is NULL, an identifier with a front counts as one with a READY task.
+-- Returns the first identifier after p_after that has a READY task or a front, and whether it has a READY task. It
+-- looks for a front first. Otherwise it would read the entries of all claimed tasks of that identifier. p_front is the
+-- result of only_front: if it is NULL, an identifier with a front counts as one with a READY task.
 CREATE FUNCTION taskq_internal.next_identifier(
     p_topic_id int, p_after text, p_any boolean, p_front taskq_internal.front
 ) RETURNS TABLE (identifier text, ready boolean) LANGUAGE sql STABLE AS $$

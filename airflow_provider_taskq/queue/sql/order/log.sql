@@ -76,8 +76,9 @@ $$;
 --
 -- A session that gets the lock of the topic for itself after it has looked up M has the same proof for H = M + 1: no
 -- other session has an open push to the topic. That spares a read of pg_locks, which takes 0.4 us for each lock of the
--- server, such as those of a pg_dump. A transaction that has written something may have pushed itself, and would get the
--- lock all the same. The session holds the lock for a microsecond: nothing interrupts it between two conditions of an IF.
+-- server, such as those of a pg_dump. A transaction that has written something may have pushed itself, and would get
+-- the lock all the same. The session holds the lock for a microsecond: nothing interrupts it between two conditions of
+-- an IF.
 CREATE FUNCTION taskq_internal.log_horizon(p_topic_id int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_next bigint := (SELECT s.last_value + s.is_called::int FROM taskq_internal.task_sequence s);

@@ -89,10 +89,10 @@ COMMENT ON FUNCTION taskq.oldest_due_by_topic IS
 'Returns the task of each topic that has been due the longest, like taskq.oldest_due, in one read of all topics. Leaves
 out the tasks that are due after p_until, which is now by default.';
 
--- Returns the numbers of READY tasks of a topic, each up to p_cap, as if the topic were not paused. ready to paused count
--- by the status of taskq.task_info. due counts tasks that wait for nothing, and probing retries that are due and wait
--- for the probe of the topic. The function reads priority by priority, because due times are in order only within a
--- priority. It reads up to 2 * p_cap tasks that are due, and as many that are not.
+-- Returns the numbers of READY tasks of a topic, each up to p_cap, as if the topic were not paused. ready to paused
+-- count by the status of taskq.task_info. due counts tasks that wait for nothing, and probing retries that are due and
+-- wait for the probe of the topic. The function reads priority by priority, because due times are in order only within
+-- a priority. It reads up to 2 * p_cap tasks that are due, and as many that are not.
 CREATE FUNCTION taskq_internal.count_waiting(
     p_topic_id int, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
     OUT paused bigint, OUT due bigint, OUT probing bigint
@@ -128,7 +128,8 @@ BEGIN
                     AND l.priority = v_front.priority AND l.available_at > v_now
                   ORDER BY l.available_at, l.sequence LIMIT greatest(v_most - scheduled, 0)) n);
     END LOOP;
-    SELECT sum(n.count) FILTER (WHERE k.waits = :WAITS_DEPENDENCIES), sum(n.count) FILTER (WHERE k.waits = :WAITS_RESUME),
+    SELECT sum(n.count) FILTER (WHERE k.waits = :WAITS_DEPENDENCIES),
+           sum(n.count) FILTER (WHERE k.waits = :WAITS_RESUME),
            sum(n.count) FILTER (WHERE k.waits = :WAITS_PROBE)
     INTO blocked, paused, probing
     FROM unnest(ARRAY[:WAITS_DEPENDENCIES, :WAITS_RESUME, :WAITS_PROBE]::smallint[]) AS k (waits)

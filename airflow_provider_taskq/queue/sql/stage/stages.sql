@@ -58,9 +58,9 @@ BEGIN
     PERFORM taskq_internal.check_stage_access(p_stage);
 END $$;
 
--- Locks a stage and returns it. Waits for its commit, and up to 5 s for executors that have passed taskq.check_stage: one
--- that hangs does not block the commit, and pruning removes what it stages. An executor that comes later waits for this
--- transaction, and is refused.
+-- Locks a stage and returns it. Waits for its commit, and up to 5 s for executors that have passed taskq.check_stage:
+-- one that hangs does not block the commit, and pruning removes what it stages. An executor that comes later waits for
+-- this transaction, and is refused.
 CREATE FUNCTION taskq_internal.lock_stage(p_stage uuid, p_fence bigint) RETURNS taskq_internal.stage
 LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 DECLARE
@@ -77,15 +77,16 @@ BEGIN
 END $$;
 
 -- Deletes the staged rows of the given stages, whose rows this transaction has locked.
-CREATE FUNCTION taskq_internal.delete_staged(p_stages uuid[]) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.delete_staged(p_stages uuid[]) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     DELETE FROM taskq.staged WHERE stage = ANY (p_stages);
     DELETE FROM taskq.staged_task WHERE stage = ANY (p_stages);
     DELETE FROM taskq.staged_junction WHERE stage = ANY (p_stages);
 END $$;
 
--- Deletes the rows that unsuccessful attempts staged. Raises TQ007 if the stage has more or fewer decisions, or tasks of a
--- push, of a successful attempt than the attempt reported. The server has then crashed and lost them.
+-- Deletes the rows that unsuccessful attempts staged. Raises TQ007 if the stage has more or fewer decisions, or tasks
+-- of a push, of a successful attempt than the attempt reported. The server has then crashed and lost them.
 CREATE FUNCTION taskq_internal.keep_successful_attempts(
     p_stage taskq_internal.stage, p_parts int[], p_attempts bigint[], p_counts bigint[]
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off AS $$
@@ -229,9 +230,9 @@ BEGIN
 END $$;
 
 -- Deletes from a stage of rounds the failures of tasks within their ttl, without recording them, and the snoozes of
--- less than a second, and returns how many. Such a task would be READY at once, and the next round would claim it before
--- all tasks that were pushed later, without an end. The tasks stay held until the lease ends. The plan looks each failed
--- task up.
+-- less than a second, and returns how many. Such a task would be READY at once, and the next round would claim it
+-- before all tasks that were pushed later, without an end. The tasks stay held until the lease ends. The plan looks
+-- each failed task up.
 CREATE FUNCTION taskq_internal.skip_immediate_returns(p_owner_id bigint, p_stage uuid) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE

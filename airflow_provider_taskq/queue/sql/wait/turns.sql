@@ -42,7 +42,8 @@ DECLARE
 BEGIN
     WITH first_tasks AS MATERIALIZED (
         SELECT row_number() OVER () AS place, f.sequence, f.identifier FROM (
-            SELECT d.sequence, d.identifier FROM taskq_internal.due_fronts(p_topic_id, 101, p_now) v CROSS JOIN LATERAL (
+            SELECT d.sequence, d.identifier FROM taskq_internal.due_fronts(p_topic_id, 101, p_now) v
+            CROSS JOIN LATERAL (
                 (SELECT l.sequence, l.identifier FROM taskq_internal.live l
                  WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL
                    AND l.waits <= :WAITS_NOTHING AND l.late AND l.priority + 0 = v.priority AND l.available_at <= p_now
