@@ -156,7 +156,7 @@ class TestWaits:
         self, connect_airflow: Connect, empty_dsn: str
     ) -> None:
         connect_airflow(dsn=empty_dsn)
-        with pytest.raises(SchemaMismatch, match=r"airflow_provider_taskq\.queue install"):
+        with pytest.raises(SchemaMismatch, match="run taskq install"):
             await waiting(ReadyWait("work"))
 
 

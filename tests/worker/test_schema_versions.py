@@ -28,7 +28,7 @@ NEWER: tuple[Release, str] = (
 def change_release(conn: psycopg.Connection, release: Release) -> None:
     """Makes the installation one of another release, which lacks two functions."""
     pretend_release(conn, release)
-    conn.execute("DROP FUNCTION taskq.browse_topics, taskq.forget_group")
+    conn.execute("DROP FUNCTION taskq.browse_topics, taskq.forget_group CASCADE")
 
 
 def start_worker(dsn: str) -> None:
