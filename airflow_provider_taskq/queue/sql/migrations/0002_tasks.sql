@@ -257,7 +257,7 @@ CREATE TABLE taskq_internal.history (
 CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happened);
 ALTER TABLE taskq_internal.history REPLICA IDENTITY FULL;  -- its rows have no key, which would be a further index
 
--- The state of the removal of ended tasks (report/retention.sql), in one row. A session locks the row while it removes
+-- The state of the removal of ended tasks (change/retention.sql), in one row. A session locks the row while it removes
 -- tasks whose retention has ended. A run is one pass over all topics with a retention, and then passes over the topics
 -- that the pass before did not finish.
 CREATE TABLE taskq_internal.upkeep (
