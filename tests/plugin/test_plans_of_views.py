@@ -54,7 +54,7 @@ VIEWS: dict[str, Callable[[TaskQueue], object]] = {
 # Views that read a sample of 2,000 pages, with the number of pages that they may read. Health computes the share of
 # failures from the sample, and reads more for its other findings.
 SAMPLED = {"bars": 3_000, "hour": 3_000, "day": 3_000, "health": 15_000}
-MOST_ROWS = 7 * BUDGET
+MOST_ROWS = 8 * BUDGET
 TASKS = {"task", "live", "ended", "history", "owner", "task_shared", "live_shared", "ended_shared"}
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue, connect
+from airflow_provider_taskq.queue import Result, Task, TaskQueue, connect
 from airflow_provider_taskq.spark import DrainResult, TaskOutcome, TaskQDataSource, by_task, drain, in_arrow
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.jobs import SparkJobs
@@ -49,13 +49,8 @@ def decide(task: Task) -> TaskOutcome:
 
 
 def note(task: Task, batch: Batch) -> None:
-    """Decides one task, and leaves a function to the transaction that commits it."""
-    identifier = task.identifier
-
-    def push_note(queue: TaskQueue, _: Mapping[Task, Decision]) -> None:
-        queue.push("notes", [identifier])
-
-    batch.in_commit(push_note, task)
+    """Decides one task, and pushes another with the decision."""
+    batch.push(task, "notes", [task.identifier])
 
 
 def hang(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -97,10 +97,13 @@ DECLARE
                  || quote_literal(p_status) END,
         'strpos(lower(s.error), lower(' || quote_literal(p_error) || ')) > 0',
         'taskq_internal.error_group(s.error_summary, s.identifier) = ' || quote_literal(p_error_group));
+    v_end     text := CASE WHEN p_budget IS NULL THEN ''
+        ELSE format(' ORDER BY n.sequence %s LIMIT %s', p_order, p_budget) END;
 BEGIN
+    -- Each part ends at the budget, too: a sort of their union would read all of them first.
     SELECT format('SELECT n.* FROM (%s) n', string_agg(format(
-        'SELECT r.* FROM %s AND r.sequence BETWEEN %L AND %L', f.source, p_low, p_high), ' UNION ALL '))
-        || CASE WHEN p_budget IS NULL THEN '' ELSE format(' ORDER BY n.sequence %s LIMIT %s', p_order, p_budget) END
+        '(SELECT r.* FROM %s AND r.sequence BETWEEN %L AND %L%s)', f.source, p_low, p_high,
+        replace(v_end, 'n.', 'r.')), ' UNION ALL ')) || v_end
     INTO scan FROM unnest(CASE
         WHEN v_held IS NOT NULL THEN ARRAY[format('unnest(%L::bigint[]) r (sequence) WHERE true', v_held)]
         WHEN v_named THEN ARRAY[format('taskq_internal.task r WHERE %s AND r.topic_id = %s',
