@@ -16,6 +16,7 @@ SELECT taskq.push('orders', 'APPEND', ARRAY['customer-4', 'customer-5'], p_depen
 SELECT taskq.push('orders', 'customer-6', insertion => 'DELETE', delay => '1 hour');
 SELECT taskq.push('orders', 'customer-7', suspended => true);
 SELECT taskq.push('orders', 'customer-8', suspended => true);
+SELECT taskq.push_task(topic => 'mails', identifier => 'mail-0', payload => '{}');
 SELECT * FROM taskq.offer('mails', 'mail-1', '{}');
 SELECT * FROM taskq.offer_many('mails', 'ignore', ARRAY['mail-1', 'mail-2']);
 SELECT taskq.lock_offers('mails', ARRAY['mail-1']);

@@ -22,7 +22,7 @@ from airflow_provider_taskq.queue import (
     connect,
     install,
 )
-from tests.internals import plant_change, store_tasks
+from tests.internals import age_leases, plant_change, store_tasks
 from tests.queue.conftest import (
     keeps_expired,
     lapse,
@@ -38,6 +38,7 @@ SUBJECTS = {
     "ended partitions",
     "failures",
     "lapsed leases",
+    "long leases",
     "notifications",
     "open transactions",
     "upkeep",
@@ -114,6 +115,23 @@ def test_a_lease_that_lapsed_long_ago_and_holds_tasks_is_reported(queue: TaskQue
     assert "some 2 tasks" in reported.detail
     queue.expire()
     assert found(queue, "lapsed leases").value == 0
+
+
+def test_leases_and_locks_of_a_time_when_the_clock_was_ahead_are_reported(queue: TaskQueue, owner: Owner) -> None:
+    queue.acquire_partition("readers", "work", "reader", timedelta(minutes=1))
+    assert queue.lock("report", "me", timedelta(minutes=1))
+    assert found(queue, "long leases").severity is Severity.FINE
+    age_leases(queue.conn, -timedelta(hours=2))
+    reported = [finding for finding in queue.health() if finding.subject == "long leases"]
+    assert {finding.severity for finding in reported} == {Severity.WARNING}
+    assert {finding.detail.partition(" reaches 119 min further")[0] for finding in reported} == {
+        "the lease of owner 'owner'",
+        "the lease of partition 0 in group 'readers'",
+        "the lock 'report'",
+    }
+    queue.heartbeat(owner)
+    assert queue.unlock("report", "me")
+    assert queue.lock("report", "another", timedelta(minutes=1))
 
 
 def hold_under_a_lapsed_lease(queue: TaskQueue, owner: Owner) -> None:

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Json, Jsonb
 
 from airflow_provider_taskq.queue import InvalidTask, State, TaskInfo, TaskQueue, UnknownTopic
 from airflow_provider_taskq.queue.errors import translate_errors
@@ -39,6 +39,20 @@ def test_the_short_form_stores_a_task_and_returns_its_sequence(
 ) -> None:
     task = push(queue, call, *arguments)
     assert (task.identifier, task.payload, task.state, task.priority) == ("a", payload, State.READY, 0)
+
+
+BY_NAMES = """SELECT taskq.push_task(topic => b.topic, identifier => b.identifier, payload => b.payload)
+    FROM json_to_record(%s::json) AS b (topic text, identifier text, payload json)"""
+OVERLOADED = """SELECT proname::text FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace
+    GROUP BY proname HAVING count(*) > 1 ORDER BY 1"""
+
+
+def test_a_client_that_knows_only_the_names_of_arguments_finds_one_function(queue: TaskQueue) -> None:
+    """As PostgREST calls a function, with the members of a JSON body."""
+    assert queue.conn.execute(OVERLOADED).fetchall() == [("push",)]
+    queue.conn.execute(BY_NAMES, (Json({"topic": "work", "identifier": "a", "payload": {"b": 1, "a": [1.50]}}),))
+    [task] = queue.page("work")
+    assert (task.identifier, task.payload) == ("a", {"b": 1, "a": [1.5]})
 
 
 def test_all_other_arguments_go_by_name(queue: TaskQueue) -> None:

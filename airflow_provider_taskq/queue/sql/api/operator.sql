@@ -331,6 +331,7 @@ SET enable_mergejoin = off AS $$
     found AS MATERIALIZED (
         SELECT 'waiting tasks' AS subject, f.* FROM patience, taskq_internal.health_of_topics(patience) f
         UNION ALL SELECT 'lapsed leases', f.* FROM patience, taskq_internal.health_of_leases(patience) f
+        UNION ALL SELECT 'long leases', f.* FROM taskq_internal.health_of_long_leases() f
         UNION ALL SELECT 'failures', f.* FROM taskq_internal.health_of_failures(clock_timestamp() - interval '1 hour') f
         UNION ALL SELECT 'dependencies', f.* FROM taskq_internal.health_of_dependencies() f
         UNION ALL SELECT 'ended partitions', f.* FROM taskq_internal.health_of_partitions() f
@@ -342,6 +343,7 @@ SET enable_mergejoin = off AS $$
     FROM (VALUES
         ('waiting tasks', 'no task has been due for longer than ' || taskq.format_duration(p_patience)),
         ('lapsed leases', 'no lease has lapsed'),
+        ('long leases', 'no lease or lock reaches further than its length'),
         ('failures', 'no task has FAILED in the last hour'),
         ('dependencies', 'no task waits for one that has ended otherwise than by success'),
         ('ended partitions', 'no error has ended a partition of a consumer group'),

@@ -1,5 +1,17 @@
 -- Producers: push, offer and drop tasks. The list form of push is in change/push.sql.
 
+CREATE FUNCTION taskq.push_task(
+    topic text, identifier text, payload json DEFAULT NULL, reference text DEFAULT NULL,
+    insertion text DEFAULT 'APPEND', delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL,
+    priority int DEFAULT 0, ttl interval DEFAULT NULL, suspended boolean DEFAULT false
+) RETURNS bigint LANGUAGE sql AS $$
+    SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl,
+                      suspended)
+$$;
+COMMENT ON FUNCTION taskq.push_task IS
+'Stores one task like taskq.push, under a name with a single signature. It is for clients that find a function by the
+names of its arguments and not by their types, such as PostgREST.';
+
 CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE

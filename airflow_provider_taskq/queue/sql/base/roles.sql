@@ -18,7 +18,7 @@ CREATE VIEW taskq.privileges AS
 SELECT k.kind, f.function, l.by_topic
 FROM (VALUES
     ('producer', true,
-     'push offer offer_many lock_offers drop first_pushed install_ticks last_tick'),
+     'push push_task offer offer_many lock_offers drop first_pushed install_ticks last_tick'),
     ('producer consumer', true, 'notify open_stage check_stage commit_stage close_stage'),
     ('producer consumer reader', true, 'topics policy'),
     ('producer consumer', false, 'begin_stream_batch'),

@@ -83,6 +83,37 @@ LANGUAGE sql AS $$
     WHERE n.count > 0
 $$;
 
+-- Reports leases of owners and members, and locks by name, that reach further than their length: they were taken while
+-- the clock of the server was ahead, and keep their tasks and events for that much longer. Reads a thousand of each.
+CREATE FUNCTION taskq_internal.health_of_long_leases() RETURNS SETOF taskq_internal.finding LANGUAGE sql AS $$
+    SELECT taskq_internal.finding(
+        'warning', format('%s reaches %s further than its length, as do %s more: it is of a time when the clock of the'
+                          ' server was ahead. The next heartbeat of its holder shortens it, if it is a lease',
+                          n.what, taskq.format_duration(n.ahead), n.count - 1),
+        extract(epoch FROM n.ahead)::bigint, n.remedy, p_owner => n.owner)
+    FROM (
+        SELECT n.*, n.began - clock_timestamp() AS ahead, count(*) OVER () AS count
+        FROM (
+            SELECT format('the lease of owner %L', o.name) AS what, o.name AS owner,
+                   'taskq release ' || taskq_internal.shell_word(o.name) AS remedy,
+                   taskq_internal.clamp_moment(o.lease_until) - taskq_internal.clamp_age(o.lease) AS began
+            FROM (SELECT * FROM taskq_internal.owner w WHERE w.fence IS NOT NULL ORDER BY w.fence LIMIT 1000) o
+            UNION ALL
+            SELECT format('the lease of partition %s in group %L', c.partition, c.group_name), NULL,
+                   format('SELECT taskq.release_partition(%L, %L, %s, %s, NULL)', c.group_name, p.name, c.partition,
+                          c.fence),
+                   taskq_internal.clamp_moment(c.lease_until) - taskq_internal.clamp_age(c.lease)
+            FROM (SELECT * FROM taskq_internal.consumer_partition w WHERE w.fence IS NOT NULL
+                  ORDER BY w.fence LIMIT 1000) c
+            JOIN taskq_internal.topic p USING (topic_id)
+            UNION ALL
+            SELECT format('the lock %L', k.name), NULL, format('SELECT taskq.unlock(%L, %L)', k.name, k.held_by),
+                   taskq_internal.clamp_moment(k.locked)
+            FROM (SELECT * FROM taskq_internal.lock w ORDER BY w.name LIMIT 1000) k) n
+        WHERE n.began > clock_timestamp() + interval '1 second'
+        ORDER BY n.began DESC LIMIT 5) n
+$$;
+
 -- Reports the ten topics with the most tasks that FAILED since a moment, with their share of the tasks that ended, and
 -- their most frequent error. A share of a tenth is a warning, and a half is critical. Fewer than 5 failures are a
 -- notice. Reads the newest 1,000 failures of the first 1,000 topics that have tasks in EXPIRED, FAILED or SUSPENDED. If
