@@ -55,6 +55,7 @@ SPARK_TESTS = (
     *("drain", "drain_rounds", "transforms", "follow_ups"),
 )
 OLDEST_POSTGRES = 14
+PROCESSES = ("-n", str((os.cpu_count() or 1) + 1))  # not for Spark, whose tests share one session
 NOTHING_SELECTED = 5  # pytest's exit code
 SPARKS_WARNING = "ignore:unclosed <socket.socket:ResourceWarning"  # Spark 4.1 lets the garbage collector close sockets
 
@@ -198,7 +199,7 @@ def airflow_leg(python: Path, *, older: bool = False) -> Leg:
     """The tests of tests/airflow that start no processes of Airflow."""
     ignored = ["--ignore=%s" % path for path in sorted((ROOT / TESTS).glob("test_*.py")) if starts_processes(path)]
     theirs = [part for text in THEIR_WARNINGS for part in ("-W", text)] if older else []
-    return Leg("Airflow " + version(python, "apache-airflow-core"), python, [*theirs, *ignored, TESTS])
+    return Leg("Airflow " + version(python, "apache-airflow-core"), python, [*theirs, *PROCESSES, *ignored, TESTS])
 
 
 def older_airflow_leg(release: str) -> Leg:
@@ -223,8 +224,7 @@ def postgres_leg(pin: dict[str, str], stack: ExitStack) -> Leg:
     """The tests of the queue and of upgrades on that server. The package has no pg_dump for those of restores."""
     programs = stack.enter_context(with_postgres(pin))
     name = "PostgreSQL " + pin["version"].partition("-")[0].removesuffix(".0")
-    processes = str((os.cpu_count() or 1) + 1)
-    arguments = ["-n", processes, "-m", "not slow", "tests/queue", "tests/faults/test_upgrades.py"]
+    arguments = [*PROCESSES, "-m", "not slow", "tests/queue", "tests/faults/test_upgrades.py"]
     return Leg(name, VENV / "bin" / "python", arguments, {"TASKQ_TEST_PROGRAMS": str(programs)})
 
 
