@@ -16,6 +16,7 @@ from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topi
 from airflow_provider_taskq.hooks.instrumented_queue import InstrumentedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
 from airflow_provider_taskq.queue.addresses import INVALID_TEXT, connection_defaults, given_hosts
+from airflow_provider_taskq.queue.connection import QueueConnection
 from airflow_provider_taskq.queue.encoding import JsonDefault, json_dumps
 from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
 from airflow_provider_taskq.queue.session_settings import other_settings, set_needed, set_statement
@@ -63,7 +64,7 @@ class TaskQHook(PostgresHook):
     hook_name = "TaskQ"
     ignored_extra_options = PostgresHook.ignored_extra_options | _DB_API_OPTIONS | {"listen"}
 
-    _connect: Callable[..., Any] = staticmethod(psycopg.connect)
+    _connect: Callable[..., Any] = staticmethod(QueueConnection.connect)
 
     def __init__(
         self, *args: Any, log_sql: bool = False, json_default: JsonDefault | None = None, **kwargs: Any

@@ -9,9 +9,10 @@ from typing import Any, LiteralString, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
-from psycopg.rows import BaseRowFactory, TupleRow, tuple_row
+from psycopg.rows import BaseRowFactory, Row, TupleRow, tuple_row
 
 from airflow_provider_taskq.queue.addresses import INVALID_TEXT, connection_defaults, other_form, resolve_dsn
 from airflow_provider_taskq.queue.encoding import (
@@ -68,7 +69,7 @@ def _connection_or_error(dsn: str, options: Mapping[str, Any]) -> psycopg.Connec
         if "@" in str(conninfo_to_dict(dsn).get("host")):
             return TaskQueueError(malformed + "write @ in its password as %40")
         defaults = connection_defaults(dsn, options)
-        return set_needed(psycopg.connect(dsn, **{"prepare_threshold": None, **defaults, **options}))
+        return set_needed(QueueConnection.connect(dsn, **{"prepare_threshold": None, **defaults, **options}))
     except psycopg.OperationalError as error:
         return ConnectionFailed(f"cannot connect to the queue's database: {first_line(error)}")
     except psycopg.ProgrammingError as error:
@@ -132,34 +133,32 @@ class _Silent(Exception):
     """The server has not answered a call before its deadline."""
 
 
-_limits: WeakKeyDictionary[psycopg.Connection[Any], CallLimit] = WeakKeyDictionary()
+class QueueConnection(psycopg.Connection[Row]):
+    """A connection of psycopg whose calls may have a time limit."""
 
+    limit: CallLimit | None = None
 
-def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
-    """Make each call on a connection raise CallTimeout, and close the connection, after `limit` without an answer.
+    def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
+        """Wait as psycopg does in each call that blocks. With a limit, raise CallTimeout and close the connection.
 
-    The statement is also cancelled on the server if the server can be reached, so that it does not keep its locks.
-    """
-    wait = conn.wait
-    _limits[conn] = limit
-
-    def limited(generator: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
-        seconds = limit.seconds
+        The statement is also cancelled on the server if the server can be reached, so that it does not keep its locks.
+        """
+        if self.limit is None:
+            return super().wait(gen, *args, **options)
+        seconds = self.limit.seconds
         try:
-            return wait(_raise_when_silent(generator, seconds), *args, **options)
+            return super().wait(_raise_when_silent(gen, seconds), *args, **options)
         except _Silent:
-            limit.exceed()
-            _cancel_and_close(conn)
+            self.limit.exceed()
+            _cancel_and_close(self)
             message = f"the server sent no answer within {seconds:.3g} seconds; the connection was closed"
             raise CallTimeout(message) from None
 
-    # Every blocking call of psycopg waits by this method; a subclass would not cover connections that users open.
-    conn.wait = limited  # type: ignore[method-assign, assignment]
 
-
-def limit_of(conn: psycopg.Connection[Any]) -> CallLimit | None:
-    """Return the limit of `limit_calls`; None if the connection has no limit, as one that belongs to the caller."""
-    return _limits.get(conn)
+def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
+    """Set how long each call on a connection waits for an answer. Of a class that is not ours, only TCP sets limits."""
+    if isinstance(conn, QueueConnection):
+        conn.limit = limit
 
 
 def _raise_when_silent(generator: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:

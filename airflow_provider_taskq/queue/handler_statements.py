@@ -9,7 +9,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from airflow_provider_taskq.queue.connection import deferred_statements, limit_of, open_cursor
+from airflow_provider_taskq.queue.connection import QueueConnection, deferred_statements, open_cursor
 from airflow_provider_taskq.queue.errors import TaskQueueError
 
 # What DISCARD ALL does, but in a transaction, and without the plans of the queue's functions. The first statement also
@@ -53,7 +53,7 @@ def handler_statements(conn: psycopg.Connection[Any], *, savepoint: bool = False
         conn.execute("SAVEPOINT taskq_handler")
     elif deferred_statements.pop(conn, None):
         _reset(conn, reset)
-    limit = limit_of(conn)
+    limit = conn.limit if isinstance(conn, QueueConnection) else None
     try:
         with limit.for_handler_statements() if limit else nullcontext():
             yield
