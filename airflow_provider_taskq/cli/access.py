@@ -1,11 +1,9 @@
 """taskq access: grant a database role access to the queue, revoke it, and list the grants."""
 
 import click
-from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.cli._output import table
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.queue.errors import translate_errors
 
 KINDS = ("producer", "consumer", "reader", "operator")
 COLUMNS = ["role", "kind", "topic"]
@@ -28,8 +26,8 @@ def access() -> None:
 @topic_option
 @click.pass_obj
 def grant(session: Session, role: str, kind: str, topics: tuple[str, ...]) -> None:
-    with session.connection() as conn, translate_errors():
-        conn.execute("SELECT taskq.grant_access(%s::text, %s::text, %s::text[])", (role, kind, list(topics) or None))
+    with session.transaction() as queue:
+        queue.grant_access(role, kind, topics or None)
     session.answer(
         {"role": role, "kind": kind, "topics": list(topics) or None},
         f"Granted {role} access as {kind} to {_named(topics)}.",
@@ -46,8 +44,8 @@ def grant(session: Session, role: str, kind: str, topics: tuple[str, ...]) -> No
 def revoke(session: Session, role: str, kind: str | None, topics: tuple[str, ...]) -> None:
     if topics and kind is None:
         raise click.UsageError("--topic needs a kind: taskq access revoke ROLE KIND --topic TOPIC")
-    with session.connection() as conn, translate_errors():
-        conn.execute("SELECT taskq.revoke_access(%s::text, %s::text, %s::text[])", (role, kind, list(topics) or None))
+    with session.transaction() as queue:
+        queue.revoke_access(role, kind, topics or None)
     revoked = f"access as {kind} to {_named(topics)}" if kind else "all access"
     session.answer({"role": role, "kind": kind, "topics": list(topics) or None}, f"Revoked {revoked} from {role}.")
 
@@ -55,13 +53,10 @@ def revoke(session: Session, role: str, kind: str | None, topics: tuple[str, ...
 @access.command(name="list", help="List the roles with their grants.")
 @click.pass_obj
 def list_access(session: Session) -> None:
-    with session.connection() as conn, translate_errors(), conn.cursor(row_factory=tuple_row) as cursor:
-        grants = cursor.execute(
-            "SELECT g.role::text, g.kind, nullif(g.topic, '') FROM taskq_internal.granted g"
-            " ORDER BY g.role, g.kind, g.topic"
-        ).fetchall()
+    with session.read_only() as queue:
+        grants = queue.grants()
     rows = [(role, kind, topic or "every topic") for role, kind, topic in grants]
-    documents = [dict(zip(COLUMNS, found, strict=True)) for found in grants]
+    documents = [grant._asdict() for grant in grants]
     session.answer({"grants": documents}, table(COLUMNS, rows) if rows else "No role was granted access.")
 
 

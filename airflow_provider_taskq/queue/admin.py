@@ -366,6 +366,29 @@ class AdminMixin(FunctionCaller):
         previous: bool | None = self._value("SELECT taskq.set_worker_active(%s::text, %s::boolean)", (name, active))
         return previous
 
+    # The access of database roles
+
+    def grant_access(self, role: str, kind: str, topics: Iterable[str] | None = None) -> None:
+        """Grant a role access as producer, consumer, reader or operator, to these topics or to all. Grants add up.
+
+        Only the owner of the schema may call this and the two methods below.
+        """
+        topics = None if topics is None else list(topics)
+        self._rows("SELECT taskq.grant_access(%s::text, %s::text, %s::text[])", (role, kind, topics))
+
+    def revoke_access(self, role: str, kind: str | None = None, topics: Iterable[str] | None = None) -> None:
+        """Revoke access that was granted to a role: all, one kind, or one kind for these topics."""
+        topics = None if topics is None else list(topics)
+        self._rows("SELECT taskq.revoke_access(%s::text, %s::text, %s::text[])", (role, kind, topics))
+
+    def grants(self) -> list[Row]:
+        """Return what was granted: `role`, `kind` and `topic`, which is None for every topic."""
+        return self._fetch(
+            report_row,
+            "SELECT g.role::text, g.kind, nullif(g.topic, '') AS topic FROM taskq.granted g"
+            " ORDER BY g.role, g.kind, g.topic",
+        )
+
     # The audit trail
 
     def set_actor(self, actor: str) -> None:

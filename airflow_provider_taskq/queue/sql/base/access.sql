@@ -22,7 +22,7 @@ $$;
 CREATE FUNCTION taskq_internal.may_access_topic(p_topic text, p_rights text) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.granted g
+    RETURN EXISTS (SELECT FROM taskq.granted g
                    WHERE g.topic = p_topic AND string_to_array(g.rights, ', ') && string_to_array(p_rights, ', ')
                      AND pg_has_role(taskq_internal.acting_role(), g.role_id, 'USAGE'))
         OR NOT EXISTS (SELECT FROM taskq_internal.access a WHERE a.topic <> '');
@@ -73,9 +73,12 @@ $$;
 -- The grants that count. The stored grants name their roles, because only names survive a restore on another server.
 -- They count only with the privilege on the schema that each grant gives: PostgreSQL stores it for the role itself,
 -- ends it with DROP OWNED, and restores it by name. So a role does not get the access of a dropped role of its name.
-CREATE VIEW taskq_internal.granted AS
+CREATE VIEW taskq.granted AS
 SELECT a.*, r.oid AS role_id FROM taskq_internal.access a JOIN pg_roles r ON r.rolname = a.role
 JOIN pg_namespace n ON n.nspname = 'taskq' AND n.nspacl @> makeaclitem(r.oid, n.nspowner, 'USAGE', false);
+COMMENT ON VIEW taskq.granted IS
+'What taskq.grant_access has granted to the roles that exist: for each kind a row, or one for each topic. An empty topic
+stands for every topic. Only the owner of the schema may read it.';
 
 -- Raises insufficient_privilege if another role opened a stage, unless the calling role may consume every topic, or for
 -- a push may push to every topic. The number of a stage is not secret: it stands in options, plans and logs of jobs.

@@ -49,7 +49,7 @@ COMMENT ON VIEW taskq.privileges IS
 is limited to topics may call the function, too.';
 
 CREATE FUNCTION taskq_internal.forget_dropped_roles() RETURNS void LANGUAGE sql AS $$
-    DELETE FROM taskq_internal.access a WHERE a.role NOT IN (SELECT g.role FROM taskq_internal.granted g)
+    DELETE FROM taskq_internal.access a WHERE a.role NOT IN (SELECT g.role FROM taskq.granted g)
 $$;
 
 -- Revokes the privileges of a role, or with p_role NULL of all others than the owner, on the objects of both schemas:
