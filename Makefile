@@ -63,7 +63,7 @@ chaos: setup-test archive  ## before a release: each fault for longer, judged by
 	@$(RUN) -m tests.chaos $(ARGS)
 
 fuzz: setup-test  ## after a change of what users pass in: hostile input, new in each run; TASKQ_FUZZ=fixed repeats that of CI
-	@TASKQ_FUZZ="$(or $(TASKQ_FUZZ),fresh)" $(RUN) -m pytest -q tests/fuzz tests/plugin/test_hostile_requests.py $(ARGS)
+	@TASKQ_FUZZ="$(or $(TASKQ_FUZZ),fresh)" $(PYTEST) $(PROCESSES) tests/fuzz tests/plugin/test_hostile_requests.py $(ARGS)
 
 check: setup  ## before a commit, and part of test: format, lint, types, layers, words, promises, the site
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }
