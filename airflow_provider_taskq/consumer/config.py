@@ -25,7 +25,6 @@ class ConsumerConfig:
     Each duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
 
     :param subject: handles only events whose identifier is this or, if `recursive`, starts with it and a slash.
-    :param auto_start: `Consumers.start` starts the consumer.
     :param partitions: the number of partitions of the group.
     :param level: maps events to partitions as `sequence_id` does: a number, None, or a function of the event that
         returns the text to hash, or the number of the partition.
@@ -49,7 +48,6 @@ class ConsumerConfig:
 
     subject: str | None = None
     recursive: bool = True
-    auto_start: bool = True
     partitions: int = 1
     level: int | Resolver | None = None
     version: str = ""

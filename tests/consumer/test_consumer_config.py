@@ -1,4 +1,4 @@
-"""Settings of consumers: their precedence, and the consumers of a program."""
+"""Settings of consumers."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,7 +13,6 @@ import pytest
 from airflow_provider_taskq.consumer import (
     Consumer,
     ConsumerConfig,
-    Consumers,
     MemoryTracker,
     NonTransient,
 )
@@ -42,7 +41,7 @@ from airflow_provider_taskq.worker import (
     batch,
     each,
 )
-from tests.consumer.consumers import NOW, QUICK, Heard, heard_all, place, quick, until_at_end
+from tests.consumer.consumers import NOW, Heard, heard_all, place, quick, until_at_end
 from tests.queue.conftest import until
 from tests.queue.hostile import NO_DURATIONS, NO_INTEGERS
 
@@ -126,34 +125,6 @@ def test_each_option_refuses_a_fraction_a_truth_and_a_text_for_an_integer() -> N
 def test_a_negative_delay_of_a_back_off_skips_the_event(delay: Any) -> None:
     for retry in (lambda _: delay, [delay] if delay is not None else []):
         assert ConsumerConfig(retry=retry).retry_delay(1) is None
-
-
-def test_consumers_start_unless_auto_start_is_off(dsn: str, queue: TaskQueue) -> None:
-    books, backup = heard_all("books"), heard_all("backup")
-    consumers = Consumers(dsn, quick(partitions=2), {"backup": quick(auto_start=False)})
-    consumer = consumers.add(books.group, "work")
-    with pytest.raises(InvalidArgument, match="not added: backup"):
-        consumers.start()
-    backup_consumer = consumers.add(backup.group, "work")
-    with pytest.raises(InvalidArgument, match="books"):
-        consumers.add(books.group, "work")
-    with consumers:
-        assert (consumer.is_running, backup_consumer.is_running) == (True, False)
-        until(lambda: consumer.partitions == [0, 1])
-        backup_consumer.start()
-        queue.push("work", ["a"])
-        assert books.wait(1) == backup.wait(1)
-    assert (consumer.is_running, backup_consumer.is_running) == (False, False)
-    assert consumers.stop()
-
-
-def test_no_consumer_stays_started_if_one_cannot_start(dsn: str, queue: TaskQueue) -> None:
-    consumers = Consumers(dsn, QUICK)
-    fine, wrong = consumers.add(heard_all("a").group, "work"), consumers.add(heard_all("b").group, "nowhere")
-    with pytest.raises(Exception, match="nowhere"):
-        consumers.start()
-    assert (fine.is_running, wrong.is_running) == (False, False)
-    assert queue.partition_states()[0].member is None
 
 
 # Settings that are functions or objects: partitions, progress and delays
