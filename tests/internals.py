@@ -40,7 +40,6 @@ _TABLES = (
     "taskq_internal.consumer_progress",
     "taskq_internal.group_release",
     "taskq_internal.history",
-    "taskq_internal.consumer_group",
     "taskq_internal.skipped_event",
     "taskq_internal.audit",
     "taskq_internal.worker",
@@ -165,7 +164,7 @@ def age_tasks(conn: psycopg.Connection, by: timedelta, sequences: Sequence[int] 
 def age_leases(conn: psycopg.Connection, by: timedelta, owner: str | None = None) -> None:
     """Lets time pass for the lease, the sign of life and the drain of an owner, or for all, also locks."""
     if owner is None:
-        _move_back(conn, by, {"lock": ("locked", "at_least", "until"), "consumer_partition": ("lease_until",)})
+        _move_back(conn, by, {"lock": ("locked", "at_least", "until")})
     chosen = "" if owner is None else sql.SQL("WHERE name = {}").format(owner).as_string(conn).replace("%", "%%")
     _move_back(conn, by, {"owner": ("lease_until", "seen"), "drain": ("began", "finished")}, chosen)
 
@@ -532,15 +531,6 @@ def store_million_tasks(conn: psycopg.Connection) -> None:
     """Stores 700,000 ended tasks and 300,000 live ones in the topic `work` in seconds. Its owners are the first 20."""
     for statement in _MILLION.split(";\n"):
         conn.execute(statement.encode())
-
-
-def lapse_partitions(conn: psycopg.Connection, partition: int | None = None) -> None:
-    """Makes the lease of a partition of each group, or of all partitions, have lapsed."""
-    conn.execute(
-        "UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'"
-        " WHERE %(partition)s::int IS NULL OR partition = %(partition)s",
-        {"partition": partition},
-    )
 
 
 def stream_batches(conn: psycopg.Connection) -> list[int]:

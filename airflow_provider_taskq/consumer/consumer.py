@@ -23,7 +23,7 @@ from airflow_provider_taskq.queue import (
     verify_for_work,
 )
 from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
-from airflow_provider_taskq.queue.faults import classify, is_read_only
+from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.services import ServiceThread
@@ -91,10 +91,11 @@ class Consumer(ServiceThread):
             kind = PartitionLeases if self.config.progress is None else TrackedPartitionLeases
             leases = kind(self._connect, self.group.name, self.topic, self.member_id, self.config)
             try:
-                verify_for_work(leases.queue.conn)
-                self._check_level(leases.queue)
+                with leases.session.queue() as queue:
+                    verify_for_work(queue.conn)
+                    self._check_level(queue)
             except BaseException:
-                leases.queue.conn.close()
+                leases.session.close()
                 raise
             self._leases, self._renewed = leases, time.monotonic()
             self.errors, self._loops = {}, []
@@ -187,21 +188,22 @@ class Consumer(ServiceThread):
     def _run(self) -> None:
         try:
             while not self._stopped.is_set() and not self._is_over():
-                self._with_connection(self._renew_and_acquire)
+                self._attempt(self._renew_and_acquire)
                 self._wait()
             self._stop_loops()
             while self._loops and not self._hurried:
-                self._with_connection(self._renew)
+                self._attempt(self._renew)
                 self._wait()
             for loop in list(self._loops):
-                self._with_connection(partial(self._release, loop))
+                self._attempt(partial(self._release, loop))
+            self._attempt(self._leases.end)
         except BaseException as error:
             self.errors[-1] = error
             log.warning("consumer failed: group=%s topic=%s", self.group.name, self.topic, exc_info=error)
         finally:
             self._stop_loops()
             self._notifications.stop()
-            self._leases.queue.conn.close()
+            self._leases.session.close()
 
     def _wait(self) -> None:
         """Wait until a loop ends, `stop` is called, or the leases are due."""
@@ -212,33 +214,27 @@ class Consumer(ServiceThread):
         for loop in list(self._loops):
             loop.stop()
 
-    def _with_connection(self, step: Callable[[], None]) -> None:
-        """Run a step, over a new connection if the last one was lost. Stop the loops if their leases have lapsed."""
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """Run a step, which the next one repeats if the connection is lost. Stop the loops if the lease has lapsed."""
         try:
-            if is_read_only(self._leases.queue.conn):
-                self._leases.queue.conn.close()
-            if self._leases.queue.conn.closed:
-                self._leases.reconnect()
             step()
         except Exception as error:
             if not classify(error).is_temporary:
                 raise
             named = (self.group.name, self.topic, type(error).__name__)
             log.warning("connection lost, will retry: group=%s topic=%s error=%s", *named)
-            self._leases.queue.conn.close()
             if time.monotonic() - self._renewed > self.config.stored_lease.total_seconds():
                 self._stop_loops()
             if self._stopped.is_set():
                 self._loops = [loop for loop in self._loops if loop.thread.is_alive()]
 
     def _renew(self) -> None:
-        """Renew the leases, stop loops without a lease, and release the partitions of loops that have ended."""
+        """Renew the lease, stop the loops if it had lapsed, and release the partitions of loops that have ended."""
         began = time.monotonic()
-        held = self._leases.renew()
+        if not self._leases.renew():
+            self._stop_loops()
         self._renewed = began
         for loop in list(self._loops):
-            if loop.lease.fence not in held:
-                loop.stop()
             if not loop.thread.is_alive():
                 self._release(loop)
 

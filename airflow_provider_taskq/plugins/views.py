@@ -226,14 +226,14 @@ def locks(conn_id: ConnId, after: Text = None, size: Size = 100) -> Document:
 def consumer_groups(conn_id: ConnId) -> Document:
     """Return the progress of consumer groups, and the open transactions that hold back the logs."""
     with read_only(conn_id) as queue:
-        found = queue.browse_groups(100, CAP)
+        found = queue.partition_states(size=100, cap=CAP)
         names = list(dict.fromkeys(each.topic for each in found))
         shown = [
             {
                 "group": each.group,
                 "topic": each.topic,
                 "partition": each.partition,
-                "cursor": each.place,
+                "cursor": each.cursor.place,
                 "advanced": serializers.moment(each.advanced),
                 "behind": serializers.count(each.behind, CAP),
             }

@@ -290,13 +290,6 @@ class InspectMixin(FunctionCaller):
         """
         return self._report("browse_locks(%s::text, %s::int)", after, size)
 
-    def browse_groups(self, size: int = 100, cap: int = 1000) -> list[Row]:
-        """Return the progress of consumer groups in each partition.
-
-        :param cap: where the counts of the tasks that follow stop.
-        """
-        return self._report("browse_groups(%s::int, %s::int)", size, cap)
-
     def log_blockers(self, topic: str) -> list[Row]:
         """Return the open transactions that hold a topic's log back.
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from airflow_provider_taskq.queue.arguments import DurationLike, to_integer
+from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.queue.connection import FunctionCaller
 from airflow_provider_taskq.queue.encoding import model_row
 from airflow_provider_taskq.queue.errors import InvalidArgument, trace_text
-from airflow_provider_taskq.queue.models import Task
+from airflow_provider_taskq.queue.models import Owner, Task
 
 _MAX_PLACE = 2**63 - 1
 
@@ -78,15 +78,16 @@ class PartitionBatch(Events):
 class PartitionState:
     """The state of one partition of a consumer group.
 
-    The group divides the topic into `partitions` by `level`, or by a function of version `resolver`. `member` is the
-    consumer that leases the partition. `lapsed` is True if that lease has lapsed, so that another consumer may take
-    over. `cursor` is the progress. `behind_since` is when the first task after the progress was pushed. `failed` is
-    when a consumer gave up with `error`, if the group has made no progress since.
+    The group divides the topic into `partitions` by `level`, or by a function of version `resolver`; a group that only
+    stores progress has no division. `member` is the owner that holds the partition. `lapsed` is True if its lease has
+    lapsed, so that another one may take over. `cursor` is the progress, of the time `advanced`. `behind` counts the
+    tasks of the topic after it, and `behind_since` is when the first of them was pushed. `failed` is when a consumer
+    gave up with `error`, if the group has made no progress since.
     """
 
     group: str
     topic: str
-    partitions: int
+    partitions: int | None
     level: int | None
     resolver: str | None
     partition: int
@@ -95,6 +96,8 @@ class PartitionState:
     lease_until: datetime | None
     lapsed: bool
     cursor: Cursor
+    advanced: datetime | None
+    behind: int
     behind_since: datetime | None
     failed: datetime | None
     error: str | None
@@ -192,21 +195,19 @@ class LogMixin(FunctionCaller):
         self,
         group: str,
         topic: str,
-        member: str,
-        lease: DurationLike,
+        owner: Owner,
         partitions: int = 1,
         level: int | None = None,
         *,
         resolver: str | None = None,
         except_: Sequence[int] = (),
     ) -> PartitionLease | None:
-        """Lease a partition that has no consumer, or whose consumer's lease has lapsed. Wait for no consumer.
+        """Acquire a partition that has no consumer, or whose consumer's lease has lapsed. Wait for no consumer.
 
-        The first call creates the group. A call with another division of the topic changes the division. No task is
-        skipped and none is read again.
+        The owner holds the partition as long as it renews its lease by `heartbeat`. The first call creates the group. A
+        call with another division of the topic changes the division. No task is skipped and none is read again.
 
-        :param member: the name of one running program; no other program may use it.
-        :param lease: the length of the lease; more than 0, at most 3650 days.
+        :param owner: the registration of one running program.
         :param partitions: the number of partitions of the group.
         :param level: maps tasks to partitions as `sequence_id` does.
         :param resolver: the version of a function by which the programs of the group map tasks to partitions; with it,
@@ -215,24 +216,17 @@ class LogMixin(FunctionCaller):
         :return: None if there is no such partition.
         :raises InvalidState: if the group has another division, and a consumer holds a partition, or the partitions of
             a `resolver` are at different places.
-        :raises InvalidArgument: for a `lease` out of range.
+        :raises LeaseLost: if the lease of the owner is gone.
         """
         found = self._rows(
-            "SELECT partition, fence FROM taskq.acquire_partition(%s::text, %s::text, %s::text, %s::interval, %s::int,"
+            "SELECT partition, fence FROM taskq.acquire_partition(%s::text, %s::bigint, %s::text, %s::text, %s::int,"
             " %s::int, %s::text, %b::int[])",
-            (group, topic, member, lease, partitions, level, resolver, list(except_)),
+            (owner.name, owner.fence, group, topic, partitions, level, resolver, list(except_)),
         )
         return PartitionLease(group, topic, *found[0]) if found else None
 
-    def renew_partitions(self, group: str, topic: str, member: str) -> set[int]:
-        """Extend the leases of all partitions of a consumer. Return their fences."""
-        call = "SELECT * FROM taskq.renew_partitions(%s::text, %s::text, %s::text)"
-        return {fence for (fence,) in self._rows(call, (group, topic, member))}
-
     def read_partition(self, lease: PartitionLease, size: int = 100) -> PartitionBatch:
         """Return the next tasks of a leased partition after its progress. Call this method in a transaction of its own.
-
-        If there are no tasks, the call stores as progress how far the log was read.
 
         :param size: the most tasks, at least 1.
         :raises LeaseLost: if another consumer has the partition.
@@ -269,13 +263,18 @@ class LogMixin(FunctionCaller):
             (lease.group, lease.topic, lease.partition, lease.fence, trace_text(error)),
         )
 
-    def partition_states(self, topic: str | None = None) -> list[PartitionState]:
-        """Return the state of every partition of every consumer group, of a topic or of all topics."""
+    def partition_states(self, topic: str | None = None, size: int = 10_000, cap: int = 1000) -> list[PartitionState]:
+        """Return the state of the partitions of all consumer groups, of a topic or of all topics.
+
+        :param size: the most partitions.
+        :param cap: where the counts of the tasks that follow stop.
+        """
         return self._fetch(
             model_row(PartitionState, cursor=Cursor),
-            'SELECT group_name AS "group", topic, partitions, level, resolver, partition, member, fence,'
-            " lease_until, lapsed, cursor, behind_since, failed, error FROM taskq.partition_states(%s::text)",
-            (topic,),
+            'SELECT group_name AS "group", topic, partitions, level, resolver, partition, member, fence, lease_until,'
+            " lapsed, cursor, advanced, behind, behind_since, failed, error"
+            " FROM taskq.partition_states(%s::text, %s::int, %s::int)",
+            (topic, size, cap),
         )
 
     def forget_group(self, group: str, topic: str) -> bool:

@@ -60,7 +60,7 @@ def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_
 ) -> None:
     """Each consumer that starts again asks for another number of partitions than the one before."""
     kill = kill_processes(3.0, "reader-1", "reader-2")
-    seen = [2]
+    seen: list[int | None] = [2]
 
     def repartition(site: Site, _: float) -> None:
         def has_changed() -> bool:

@@ -403,8 +403,7 @@ def test_a_consumer_replaces_a_lost_connection_and_handles_each_event_once(dsn: 
             queue.conn.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     kill = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()
-        AND datname = current_database() AND query LIKE ANY
-            ('{%taskq.renew_partitions(%,%taskq.acquire_partition(%}')"""
+        AND datname = current_database() AND query LIKE ANY ('{%taskq.heartbeat(%,%taskq.acquire_partition(%}')"""
     settings = quick(transactional=True, retry=NEVER)
     with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         queue.push("work", [f"id-{n}" for n in range(10)])
@@ -461,7 +460,8 @@ def test_a_consumer_that_loses_its_connection_at_its_start_opens_another(
     def lose(consumer: Consumer) -> None:
         if not lost:
             lost.append(consumer)
-            end_session(queue, consumer._leases.queue.conn)
+            with consumer._leases.session.queue() as theirs:
+                end_session(queue, theirs.conn)
         renew(consumer)
 
     monkeypatch.setattr(Consumer, "_renew", lose)

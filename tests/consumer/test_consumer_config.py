@@ -221,10 +221,11 @@ def test_a_program_with_another_version_of_the_function_waits_until_the_group_is
             second.stop()
     assert {each.resolver for each in queue.partition_states()} == {"2"}
     queue.advance("readers", "work", 0, place(queue, 1))
+    me = queue.register("me")
     with pytest.raises(InvalidState, match="only programs with version '2' of its resolver know what they handled"):
-        queue.acquire_partition("readers", "work", "me", 60, 2, resolver="3")
+        queue.acquire_partition("readers", "work", me, 2, resolver="3")
     queue.advance("readers", "work", 1, place(queue, 1))
-    assert queue.acquire_partition("readers", "work", "me", 60, 2, resolver="3") is not None
+    assert queue.acquire_partition("readers", "work", me, 2, resolver="3") is not None
 
 
 class FileTracker:

@@ -20,7 +20,7 @@ from airflow_provider_taskq.queue import (
     partition_of,
 )
 from tests.consumer.consumers import QUICK, Heard, heard_all, place, quick, state, table, until_at_end
-from tests.internals import lapse_partitions
+from tests.internals import lapse_lease
 from tests.queue.conftest import InBackground, await_standstill, background, own_queue, session, until
 
 pytestmark = [
@@ -35,15 +35,15 @@ HOUR = timedelta(hours=1)
 
 def acquire(queue: TaskQueue, holder: str, partitions: int = 1) -> PartitionLease:
     """Acquires the group's next partition."""
-    held = queue.acquire_partition("readers", "work", holder, HOUR, partitions)
+    held = queue.acquire_partition("readers", "work", queue.register(holder, HOUR), partitions)
     assert held is not None
     return held
 
 
 def is_taken_over(queue: TaskQueue) -> bool:
     """Lets the lease of the partition lapse, and tells whether another member has acquired the partition."""
-    lapse_partitions(queue.conn)
-    return queue.acquire_partition("readers", "work", "new", HOUR) is not None
+    lapse_lease(queue.conn)
+    return queue.acquire_partition("readers", "work", queue.register("new", HOUR)) is not None
 
 
 def lapses_at(queue: TaskQueue) -> datetime:
@@ -56,20 +56,19 @@ def lapses_at(queue: TaskQueue) -> datetime:
 def test_a_partition_has_one_holder_at_a_time(queue: TaskQueue) -> None:
     first, second = acquire(queue, "one", 2), acquire(queue, "two", 2)
     assert (first.partition, second.partition) == (0, 1)
-    assert queue.acquire_partition("readers", "work", "three", HOUR, 2) is None
-    lapse_partitions(queue.conn, 1)
+    assert queue.acquire_partition("readers", "work", queue.register("three", HOUR), 2) is None
+    lapse_lease(queue.conn, "two")
     third = acquire(queue, "three", 2)
     assert third.partition == 1
     assert first.fence < second.fence < third.fence
-    assert queue.renew_partitions("readers", "work", "two") == set()
-    assert queue.renew_partitions("readers", "work", "one") == {first.fence}
+    assert [each.member for each in queue.partition_states()] == ["one", "three"]
 
 
 def test_a_replaced_holder_reads_nothing_and_stores_nothing(queue: TaskQueue, session: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     old = acquire(queue, "old")
     events = queue.read_partition(old)
-    lapse_partitions(queue.conn)
+    lapse_lease(queue.conn)
     new = acquire(queue, "new")
     for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, events.after, events.cursor)):
         with pytest.raises(LeaseLost, match="no longer leased"):
@@ -87,10 +86,12 @@ def test_a_holder_with_a_lapsed_lease_that_was_not_replaced_still_stores_progres
     queue.push("work", ["a"])
     held = acquire(queue, "me")
     events = queue.read_partition(held)
-    lapse_partitions(queue.conn)
+    lapse_lease(queue.conn)
     assert queue.advance_partition(held, events.after, events.cursor)
-    assert queue.renew_partitions("readers", "work", "me") == {held.fence}
-    assert queue.acquire_partition("readers", "work", "other", HOUR) is None
+    me = queue.owner("me")
+    assert me is not None
+    queue.heartbeat(me)
+    assert queue.acquire_partition("readers", "work", queue.register("other", HOUR)) is None
 
 
 def test_a_holder_that_stores_progress_is_not_replaced_and_no_consumer_waits(
@@ -100,9 +101,9 @@ def test_a_holder_that_stores_progress_is_not_replaced_and_no_consumer_waits(
     held = acquire(queue, "me")
     events = queue.read_partition(held)
     session.advance_partition(held, events.after, events.cursor)
-    lapse_partitions(session.conn)
+    lapse_lease(queue.conn)
     queue.conn.execute("SET lock_timeout = '5s'")  # shorter than the other session's lock, longer than an autovacuum's
-    assert queue.acquire_partition("readers", "work", "other", HOUR) is None
+    assert queue.acquire_partition("readers", "work", queue.register("other", HOUR)) is None
     session.conn.commit()
     assert queue.read_partition(acquire(queue, "other")) == []
 
@@ -111,12 +112,13 @@ def test_a_transaction_that_stored_progress_and_hangs_is_ended_by_the_server(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a"])
-    held = queue.acquire_partition("readers", "work", "me", timedelta(milliseconds=100))
+    held = queue.acquire_partition("readers", "work", queue.register("me", timedelta(milliseconds=100)))
     assert held is not None
     events = queue.read_partition(held)
     hanging = open_queue()
     hanging.advance_partition(held, events.after, events.cursor)
-    until(lambda: queue.acquire_partition("readers", "work", "other", HOUR) is not None)
+    other = queue.register("other", HOUR)
+    until(lambda: queue.acquire_partition("readers", "work", other) is not None)
     assert queue.progress("readers", "work") is None
 
 
@@ -147,7 +149,7 @@ def test_a_standby_consumer_takes_over_at_once_when_a_holder_stops(dsn: str, que
 
 def test_a_standby_consumer_takes_over_within_the_lease_of_a_dead_holder(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    assert queue.acquire_partition("readers", "work", "dead", QUICK.stored_lease) is not None
+    assert queue.acquire_partition("readers", "work", queue.register("dead", QUICK.stored_lease)) is not None
     lapses = lapses_at(queue)
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()):
@@ -308,7 +310,8 @@ def test_a_topic_can_be_dropped_while_a_holder_stores_progress_in_it(
 def acquire_all(queue: TaskQueue, partitions: int = 1, level: int | None = None) -> list[PartitionLease]:
     """Acquires all partitions that are free."""
     found: list[PartitionLease] = []
-    while held := queue.acquire_partition("readers", "work", "me", HOUR, partitions, level):
+    owner = queue.register(f"member of {partitions}", HOUR)
+    while held := queue.acquire_partition("readers", "work", owner, partitions, level):
         found.append(held)
     return found
 
@@ -331,7 +334,7 @@ def test_another_number_of_partitions_is_refused_while_a_member_holds_one(queue:
     with pytest.raises(InvalidState, match="hold its partitions 1;"):
         acquire_all(queue, 3)
     assert [each.partitions for each in queue.partition_states()] == [2, 2]
-    lapse_partitions(queue.conn)
+    lapse_lease(queue.conn)
     assert [held.partition for held in acquire_all(queue, 3)] == [0, 1, 2]
     with pytest.raises(LeaseLost):
         queue.read_partition(one)
@@ -342,7 +345,7 @@ def test_a_new_division_handles_exactly_what_the_old_ones_left_in_order(queue: T
     tasks = queue.push("work", [f"/{n % 3}/{n % 7}" for n in range(60)])
     zero, one = acquire_all(queue, 2)
     done = handle(queue, zero, 20) + handle(queue, one, 3)
-    lapse_partitions(queue.conn)
+    lapse_lease(queue.conn)
     held = acquire_all(queue, 3, 1)
     for each in held:
         rest = [
@@ -352,7 +355,7 @@ def test_a_new_division_handles_exactly_what_the_old_ones_left_in_order(queue: T
         ]
         assert [task.sequence for _, task in queue.read_partition(each, 100)] == [task.sequence for task in rest]
     done += handle(queue, held[0], 4) + handle(queue, held[2])
-    lapse_partitions(queue.conn)
+    lapse_lease(queue.conn)
     held = acquire_all(queue, 2)
     for each in held:
         done += handle(queue, each)
@@ -394,7 +397,7 @@ def test_a_change_is_refused_while_a_transaction_stores_progress_and_waits_for_n
     held = acquire(queue, "me")
     events = session.read_partition(held)
     session.advance_partition(held, events.after, events.cursor)
-    lapse_partitions(session.conn)
+    lapse_lease(queue.conn)
     queue.conn.execute("SET lock_timeout = '5s'")
     for call in (lambda: acquire_all(queue, 2), lambda: queue.forget_group("readers", "work")):
         with pytest.raises(InvalidState, match="hold its partitions 0"):

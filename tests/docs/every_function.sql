@@ -134,12 +134,11 @@ SELECT * FROM taskq.log_bounds('orders', 0, 100, 2);
 SELECT * FROM taskq.log_slice('orders', 0, 100);
 SELECT taskq.advance('readers', 'orders', 0, 1);
 SELECT taskq.progress('readers', 'orders', 0);
-CREATE TEMP TABLE lease AS SELECT * FROM taskq.acquire_partition('group', 'orders', 'leader', '5 minutes');
+CREATE TEMP TABLE lease AS SELECT * FROM taskq.acquire_partition(
+    'worker-3', (SELECT fence FROM taskq.owner('worker-3')), 'group', 'orders');
 SELECT * FROM taskq.read_partition('group', 'orders', (SELECT partition FROM lease), (SELECT fence FROM lease), 10);
 SELECT taskq.advance_partition('group', 'orders', (SELECT partition FROM lease), (SELECT fence FROM lease), NULL, 1);
-SELECT taskq.renew_partitions('group', 'orders', 'leader');
-SELECT * FROM taskq.partition_states('orders');
-SELECT * FROM taskq.browse_groups(10, 1000);
+SELECT * FROM taskq.partition_states('orders', 10, 1000);
 SELECT * FROM taskq.skipped_events('group', 'orders', 10);
 SELECT taskq.release_partition('group', 'orders', (SELECT partition FROM lease), (SELECT fence FROM lease), NULL);
 SELECT taskq.forget_group('group', 'orders');

@@ -185,7 +185,7 @@ def used(dsn: str) -> Iterator[TaskQueue]:
         queue.lock("taken", "me", LEASE)
         queue.begin_drain("drain", "work", owner)
         queue.deactivate_worker("worker")
-        assert queue.acquire_partition("group", "work", "member", LEASE) == LEASED
+        assert queue.acquire_partition("group", "work", owner) == LEASED
         with queue.conn.transaction():
             further_verbs(queue)["record_action"]()
         yield queue
@@ -201,11 +201,10 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
     now = datetime.now(UTC)
     owner = Owner("me", 1, LEASE, now, resumed=False)
     return {
-        "acquire_partition": lambda: queue.acquire_partition("another", "work", "member", LEASE),
+        "acquire_partition": lambda: queue.acquire_partition("another", "work", owner),
         "activate_worker": lambda: queue.activate_worker("worker"),
         "advance_partition": lambda: queue.advance_partition(LEASED, Cursor(0), Cursor(1)),
         "begin_drain": lambda: queue.begin_drain("another", "work"),
-        "browse_groups": queue.browse_groups,
         "browse_held": lambda: queue.browse_held("me"),
         "browse_holders": lambda: queue.browse_holders("work"),
         "browse_locks": queue.browse_locks,
@@ -244,7 +243,6 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "read_partition": lambda: queue.read_partition(LEASED),
         "record_handling_times": lambda: queue.record_handling_times("work", [0.5]),
         "release_partition": lambda: queue.release_partition(LEASED),
-        "renew_partitions": lambda: queue.renew_partitions("group", "work", "member"),
         "search_tasks": lambda: queue.search_tasks("a"),
         "set_actor": lambda: queue.set_actor("visitor"),
         "set_attempts": lambda: queue.set_attempts("work", 4, 0),
@@ -284,7 +282,7 @@ class WideCursor(psycopg.Cursor[Any]):
     def execute(self, query: Any, *args: Any, **options: Any) -> Any:
         """Executes a statement."""
         wide = rb"\1*, 0 AS of_next_release FROM taskq."
-        narrow = rb"(SELECT |, t\.)\* FROM taskq\.(?!topics|renew_partitions)"  # these return single values
+        narrow = rb"(SELECT |, t\.)\* FROM taskq\.(?!topics)"  # returns single values
         return super().execute(
             re.sub(narrow, wide, query if isinstance(query, bytes) else query.encode()), *args, **options
         )

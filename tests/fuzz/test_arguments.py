@@ -119,7 +119,6 @@ VERBS = [name for name, _ in inspect.getmembers(TaskQueue, callable) if not name
 KNOWN = {
     "topic": ["work", "retries"],
     "owner": ["owner"],
-    "member": ["consumer"],
     "group": ["group", "readers"],
     "prefix": ["tick"],
     "config_hash": ["hash"],

@@ -46,7 +46,7 @@ VIEWS: dict[str, Callable[[TaskQueue], object]] = {
     "holders": lambda queue: queue.browse_holders("work"),
     "instance": lambda queue: queue.find_pushed("work", 1, 1_000_000),
     "locks": lambda queue: queue.browse_locks(),
-    "consumer_groups": lambda queue: queue.browse_groups(),
+    "consumer_groups": lambda queue: queue.partition_states(size=100),
     "ticks": lambda queue: queue.browse_ticks("work"),
     "health": lambda queue: queue.health(),
     "audit": lambda queue: queue.audit_trail(),

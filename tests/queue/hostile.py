@@ -200,7 +200,7 @@ def make_world(queue: TaskQueue) -> World:
     queue.push("work", [NewTask("later", delay=HOUR, ttl=HOUR), NewTask("blocked", depends_on=[("work", "later")])])
     queue.install_ticks("work", "tick", "hash", [(datetime(2030, 1, 1, tzinfo=UTC), None)])
     queue.lock("job", "me", HOUR)
-    partition = queue.acquire_partition("group", "work", "consumer", HOUR)
+    partition = queue.acquire_partition("group", "work", owner)
     queue.advance("readers", "work", 0, Cursor(1))
     queue.release_groups_once("wait", "retries", [["failed"]])
     queue.activate_worker("worker")
@@ -217,7 +217,7 @@ def look(queue: TaskQueue) -> None:
         for read in (queue.browse_owner, queue.browse_held, queue.owner):
             read(line.name)
     for listing in (
-        *(queue.owners, queue.browse_locks, queue.browse_groups, queue.partition_states, queue.workers, queue.health),
+        *(queue.owners, queue.browse_locks, queue.partition_states, queue.workers, queue.health),
         *(queue.browse_topics, queue.audit_trail, queue.results, queue.count),
         *(queue.statistics, queue.handling_times),
     ):

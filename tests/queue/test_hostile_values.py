@@ -370,7 +370,7 @@ NAMING: dict[str, Callable[[TaskQueue, str], object]] = {
     "lock": lambda queue, name: queue.lock(name, "me", HOUR),
     "worker": lambda queue, name: queue.activate_worker(name),
     "drain": lambda queue, name: queue.begin_drain(name, "work"),
-    "group": lambda queue, name: queue.acquire_partition(name, "work", "me", HOUR),
+    "group": lambda queue, name: queue.acquire_partition(name, "work", queue.register("me")),
     "group that only advances": lambda queue, name: queue.advance(name, "work", 0, Cursor(0)),
     "wait": lambda queue, name: queue.release_groups_once(name, "work", [{"a"}]),
     "stream": lambda queue, name: queue.conn.execute("SELECT taskq.begin_stream_batch(%s, 1)", (name,)),
@@ -400,7 +400,6 @@ STORING: dict[str, Callable[[World, Any], object]] = {
     "lock at_most": lambda w, d: w.queue.lock("evil", "me", d),
     "lock at_least": lambda w, d: w.queue.lock("evil", "me", d, d),
     "lock extended": lambda w, d: w.queue.lock("job", "me", d),
-    "acquire_partition": lambda w, d: w.queue.acquire_partition("group", "work", "evil", d),
     "push delay": lambda w, d: w.queue.push("work", [NewTask("evil", delay=d)]),
     "push ttl": lambda w, d: w.queue.push("work", [NewTask("evil", ttl=d)]),
     "push many": lambda w, d: w.queue.push("work", [NewTask("a"), NewTask("evil", delay=d)]),
@@ -436,7 +435,6 @@ def test_ten_years_are_stored_and_a_longer_or_negative_duration_or_another_value
 INTERVALS = (
     "taskq.register('evil', {})",
     "taskq.lock('evil', 'me', {}, '0')",
-    "taskq.acquire_partition('group', 'work', 'evil', {})",
     "taskq.push('work', 'APPEND', ARRAY['a'], p_delays => ARRAY[{}]::interval[])",
     "taskq.push('work', 'APPEND', ARRAY['a'], p_ttls => ARRAY[{}]::interval[])",
     "taskq.push('work', 'a', delay => {})",
@@ -512,7 +510,7 @@ COUNTING: dict[str, Callable[[World, Any], object]] = {
     "events": lambda w, n: w.queue.events("work", None, n),
     "events partitions": lambda w, n: w.queue.events("work", None, partitions=n),
     "progress": lambda w, n: w.queue.progress("group", "work", n),
-    "acquire_partition": lambda w, n: w.queue.acquire_partition("group", "work", "evil", HOUR, n),
+    "acquire_partition": lambda w, n: w.queue.acquire_partition("group", "work", w.owner, n),
     "read_partition": lambda w, n: w.queue.read_partition(w.partition, n),
     "revive": lambda w, n: w.queue.revive("work", State.FAILED, from_=n),
     "revive sequences": lambda w, n: w.queue.revive("retries", sequences=[n]),
@@ -592,7 +590,7 @@ def test_an_age_beyond_the_range_of_time_counts_as_all_time(queue: TaskQueue) ->
 
 def test_the_lease_of_a_partition_may_be_longer_than_a_timeout_of_the_server(queue: TaskQueue) -> None:
     """The server ends a holder's transaction after the lease by a timeout, which has a maximum of 24 days."""
-    partition = queue.acquire_partition("group", "work", "consumer", TEN_YEARS)
+    partition = queue.acquire_partition("group", "work", queue.register("consumer", TEN_YEARS))
     assert partition is not None
     [task] = queue.push("work", ["a"])
     batch = queue.read_partition(partition)
@@ -618,7 +616,7 @@ def test_a_size_below_one_returns_nothing(queue: TaskQueue, size: int) -> None:
     assert queue.find_tasks("retries", TaskFilter(), size=size).sequences == []
     assert (queue.browse_topics(size=size), queue.browse_locks(size=size)) == ([], [])
     assert queue.browse_owners(size=size) == ([], None)
-    assert (queue.browse_groups(size), queue.browse_held("owner", size=size)) == ([], [])
+    assert (queue.partition_states(size=size), queue.browse_held("owner", size=size)) == ([], [])
     assert queue.audit_trail(size=size) == []
     with pytest.raises(InvalidArgument, match="expected at least 1"):
         queue.read_partition(world.partition, size)
@@ -666,7 +664,7 @@ def test_a_row_with_a_moment_out_of_range_hides_no_other_row(own_queue: TaskQueu
         assert (line.lease_until, line.seen, line.lapsed) == (shown, shown, shown == FIRST_MOMENT)
         assert [owner.lease_until for owner in own_queue.owners()] == late
         assert [lock.until for lock in own_queue.browse_locks()] == late
-        assert [state.lease_until for state in own_queue.partition_states()] == [shown]
+        assert [state.lease_until for state in own_queue.partition_states()] == [shown, None]
         assert "lapsed leases" in {finding.subject for finding in own_queue.health()}
 
 

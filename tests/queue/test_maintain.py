@@ -172,7 +172,7 @@ def test_a_task_that_a_consumer_group_has_not_handled_stays(queue: TaskQueue, ow
     """The slowest of all groups decides."""
     queue.alter_topic("work", **BOTH)
     first, second, third = ended(queue, owner, "a", "b", "c")
-    lease = queue.acquire_partition("group", "work", "member", DAY)
+    lease = queue.acquire_partition("group", "work", queue.register("member", 9 * DAY))
     assert lease is not None
     pass_time(queue, 2 * DAY)
     assert run(queue) == 0
@@ -362,12 +362,13 @@ def test_upkeep_gives_the_tasks_of_lapsed_leases_back_but_not_those_of_excepted_
 # Health.
 
 
-@pytest.mark.parametrize("needed_by", ["an owner", "a retention"])
+@pytest.mark.parametrize("needed_by", ["a held task", "a retention"])
 def test_health_tells_that_no_program_carries_out_upkeep_that_is_needed(queue: TaskQueue, needed_by: str) -> None:
     age_upkeep(queue.conn, timedelta(minutes=11))
     assert found(queue, "upkeep").severity is Severity.FINE
-    if needed_by == "an owner":
-        queue.register("owner")
+    if needed_by == "a held task":
+        queue.push("work", ["a"])
+        queue.poll("work", queue.register("owner"))
     else:
         queue.alter_topic("work", **BOTH)
     assert found(queue, "upkeep").severity is Severity.NOTICE

@@ -55,7 +55,7 @@ export function ConsumerGroups({ conn, place, focus }) {
         : h(
           Empty,
           { key: "none", title: "No consumer group yet" },
-          "A consumer group appears once it has stored a cursor.",
+          "A consumer group appears once a consumer has started, or has stored a cursor.",
         ),
       capped
         ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only the first are shown; more exist.")

@@ -1,110 +1,74 @@
 -- Consumer groups: partitions with one member at a time.
 
 CREATE FUNCTION taskq.acquire_partition(
-    p_group text, p_topic text, p_member text, p_lease interval, p_partitions int DEFAULT 1, p_level int DEFAULT NULL,
+    p_owner text, p_fence bigint, p_group text, p_topic text, p_partitions int DEFAULT 1, p_level int DEFAULT NULL,
     p_resolver text DEFAULT NULL, p_except int[] DEFAULT '{}', OUT partition int, OUT fence bigint
 ) RETURNS SETOF record LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_group    taskq_internal.consumer_group;
+    v_holder   bigint := taskq_internal.require_lease(p_owner, p_fence);
 BEGIN
     PERFORM taskq_internal.check_name('a group', p_group);
-    PERFORM taskq_internal.check_name('a member', p_member);
-    PERFORM taskq_internal.check_duration(format('group %L: the lease', p_group), p_lease);
     PERFORM taskq_internal.check_log_read(0, p_partitions, p_level);
-    INSERT INTO taskq_internal.consumer_group (group_name, topic_id, partitions, level, resolver)
-    VALUES (p_group, v_topic_id, p_partitions, p_level, p_resolver) ON CONFLICT DO NOTHING;
-    IF FOUND THEN
-        PERFORM taskq_internal.create_partitions(p_group, v_topic_id, p_partitions);
-    END IF;
-    SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
-    IF NOT FOUND THEN  -- another transaction has just removed the group
-        RETURN;
-    ELSIF (v_group.partitions, v_group.level, v_group.resolver)
-        IS DISTINCT FROM (p_partitions, p_level, p_resolver) THEN
+    IF NOT EXISTS (SELECT FROM taskq_internal.consumer_partition h
+                   WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = 0
+                     AND (h.partitions, h.level, h.resolver)
+                         IS NOT DISTINCT FROM (p_partitions, p_level, p_resolver)) THEN
         PERFORM taskq_internal.divide_group(p_group, v_topic_id, p_partitions, p_level, p_resolver);
     END IF;
     RETURN QUERY
-    UPDATE taskq_internal.consumer_partition h SET fence = nextval('taskq_internal.fence'), member = p_member,
-        lease = p_lease, lease_until = clock_timestamp() + p_lease
+    UPDATE taskq_internal.consumer_partition h SET fence = nextval('taskq_internal.fence'), holder = v_holder
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = (
-        -- A change of the division deletes the partitions, so a row that is found and locked belongs to this division.
         SELECT h.partition FROM taskq_internal.consumer_partition h
-        JOIN taskq_internal.consumer_group r ON r.group_name = h.group_name AND r.topic_id = h.topic_id
-        WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition < p_partitions
-          AND (r.partitions, r.level, r.resolver) IS NOT DISTINCT FROM (p_partitions, p_level, p_resolver)
-          AND h.partition <> ALL (p_except) AND (h.fence IS NULL OR h.lease_until < clock_timestamp())
-        ORDER BY h.partition LIMIT 1 FOR UPDATE OF h SKIP LOCKED)
+        WHERE h.group_name = p_group AND h.topic_id = v_topic_id
+          AND (h.partitions, h.level, h.resolver) IS NOT DISTINCT FROM (p_partitions, p_level, p_resolver)
+          AND h.partition <> ALL (p_except) AND taskq_internal.is_free(h)
+        ORDER BY h.partition LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING h.partition, h.fence;
 END $$;
 COMMENT ON FUNCTION taskq.acquire_partition IS
-'Acquires one partition of a group that has no member, or whose member''s lease has lapsed, and gives the caller a lease
-with a new fence. Creates the group if it does not exist. p_member is the name of one running program. p_lease is the
-length of the lease. p_partitions, p_level and p_resolver are the division of the group: p_resolver is the version of
-the function by which the programs of the group divide the log themselves, or NULL if the database divides it by
-p_level. The call skips the partitions in p_except. Returns no row if no partition is free. Waits for no member. If the
-group has another division, the call changes it, or raises TQ003 if a member holds a partition, or if the partitions of
-a resolver are at different places. Raises TQ001 for an unknown topic, TQ008 for an invalid lease, and TQ000 for a
-number or a level out of range and above READ COMMITTED.';
-
-CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_member text) RETURNS SETOF bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-BEGIN
-    RETURN QUERY UPDATE taskq_internal.consumer_partition h SET lease_until = clock_timestamp() + h.lease
-                 WHERE h.fence = ANY (ARRAY(SELECT n.fence FROM taskq_internal.consumer_partition n
-                                            WHERE n.group_name = p_group AND n.topic_id = v_topic_id
-                                              AND n.member = p_member ORDER BY n.partition FOR UPDATE))
-                 RETURNING h.fence;
-END $$;
-COMMENT ON FUNCTION taskq.renew_partitions IS
-'Renews all partition leases of a member in a group, including lapsed leases. Each lease runs for its full length from
-now. Returns the fences of the renewed leases. A fence is missing if another member has acquired its partition. Raises
-TQ001 for an unknown topic.';
+'Acquires one partition of a group that has no member, or whose member''s lease has lapsed, for an owner with a lease
+under p_fence. The owner holds the partition under the new fence that the call returns, as long as it renews its lease.
+Creates the group if it does not exist. p_partitions, p_level and p_resolver are the division of the group: p_resolver
+is the version of the function by which the programs of the group divide the log themselves, or NULL if the database
+divides it by p_level. The call skips the partitions in p_except. Returns no row if no partition is free. Waits for no
+member. If the group has another division, the call changes it, or raises TQ003 if a member holds a partition, or if the
+partitions of a resolver are at different places. Raises TQ001 for an unknown topic, TQ005 if the owner has no lease
+under p_fence, and TQ000 for a number or a level out of range and above READ COMMITTED.';
 
 CREATE FUNCTION taskq.read_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_size int)
 RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_horizon  bigint := taskq_internal.log_horizon(v_topic_id);  -- first, because a transaction that locks is slower
-    v_group    taskq_internal.consumer_group;
-    v_after    bigint;
-    v_places   bigint[];
-    v_seen     bigint;
+    v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
+    v_horizon   bigint := taskq_internal.log_horizon(v_topic_id);  -- first, because a transaction that locks is slower
+    v_partition taskq_internal.consumer_partition;
+    v_after     bigint;
+    v_count     bigint;
 BEGIN
     IF p_size IS NULL OR p_size < 1 THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
             'group %L: invalid size %s: expected at least 1', p_group, p_size));
     END IF;
-    PERFORM taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
+    v_partition := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
     v_after := taskq_internal.place_of(p_group, v_topic_id, p_partition);
-    SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
-    PERFORM taskq_internal.check_log_read(p_partition, v_group.partitions, v_group.level);
-    PERFORM taskq_internal.check_place(v_after);
-    v_places := ARRAY(
-        SELECT t.sequence FROM taskq_internal.task t
-        WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < v_horizon
-          AND (v_group.partitions = 1 OR v_group.resolver IS NOT NULL
-               OR taskq_internal.partition_of(t.identifier, v_group.partitions, v_group.level,
-                       t.sequence) = p_partition)
-          AND (SELECT true FROM taskq_internal.skipped_event s  -- not as a join, which could read all of them
-               WHERE s.topic_id = v_topic_id AND s.group_name = p_group AND s.sequence = t.sequence
-                 AND s.error IS NULL) IS NULL
-        ORDER BY t.sequence LIMIT p_size);
-    RETURN QUERY SELECT t.sequence, t.identifier, t.payload, t.reference, v_after FROM taskq_internal.task t
-                 WHERE t.topic_id = v_topic_id AND t.sequence = ANY (v_places) ORDER BY t.sequence;
-    IF cardinality(v_places) < p_size THEN
-        v_seen := greatest(v_after, (SELECT t.sequence FROM taskq_internal.task t
-                                     WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
-                                     ORDER BY t.sequence DESC LIMIT 1));
-        IF cardinality(v_places) = 0 AND v_seen > v_after THEN
-            PERFORM taskq_internal.store_progress(p_group, v_topic_id, p_partition, v_seen);
-        END IF;
-        RETURN QUERY SELECT v_seen, NULL, NULL::json, NULL, v_after;
+    PERFORM taskq_internal.check_log_read(p_partition, v_partition.partitions, v_partition.level),
+        taskq_internal.check_place(v_after);
+    RETURN QUERY
+    SELECT t.sequence, t.identifier, t.payload, t.reference, v_after FROM taskq_internal.task t
+    WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < v_horizon
+      AND (v_partition.partitions = 1 OR v_partition.resolver IS NOT NULL
+           OR taskq_internal.partition_of(t.identifier, v_partition.partitions, v_partition.level,
+                   t.sequence) = p_partition)
+      AND (SELECT true FROM taskq_internal.skipped_event s  -- not as a join, which could read all of them
+           WHERE s.topic_id = v_topic_id AND s.group_name = p_group AND s.sequence = t.sequence
+             AND s.error IS NULL) IS NULL
+    ORDER BY t.sequence LIMIT p_size;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count < p_size THEN
+        RETURN QUERY SELECT taskq_internal.log_place(v_topic_id, v_after, v_horizon), NULL, NULL::json, NULL, v_after;
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.read_partition IS
@@ -122,14 +86,16 @@ DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_partition taskq_internal.consumer_partition
         := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
+    v_lease     interval := (SELECT o.lease FROM taskq_internal.owner o WHERE o.owner_id = v_partition.holder);
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout',
-                       least(ceil(extract(epoch FROM v_partition.lease) * 1000), 2147483647)::bigint::text, true);
+                       least(ceil(extract(epoch FROM v_lease) * 1000), 2147483647)::bigint::text, true);
     IF NOT taskq_internal.store_progress(p_group, v_topic_id, p_partition, p_cursor, p_after) THEN
         RETURN false;
     END IF;
     IF v_partition.failed IS NOT NULL THEN
-        UPDATE taskq_internal.consumer_partition SET failed = NULL, error = NULL WHERE fence = p_fence;
+        UPDATE taskq_internal.consumer_partition SET failed = NULL, error = NULL
+        WHERE group_name = p_group AND topic_id = v_topic_id AND partition = p_partition;
     END IF;
     IF p_error IS NOT NULL THEN
         INSERT INTO taskq_internal.skipped_event (group_name, topic_id, sequence, skipped, error)
@@ -150,9 +116,9 @@ RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
-    UPDATE taskq_internal.consumer_partition h SET fence = NULL, member = NULL, lease = NULL, lease_until = NULL,
+    UPDATE taskq_internal.consumer_partition h SET fence = NULL, holder = NULL,
         failed = CASE WHEN p_error IS NULL THEN h.failed ELSE clock_timestamp() END,
-            error = coalesce(left(p_error, 10000), h.error)
+        error = coalesce(left(p_error, 10000), h.error)
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.fence = p_fence;
     RETURN FOUND;
 END $$;
@@ -161,33 +127,39 @@ COMMENT ON FUNCTION taskq.release_partition IS
 until a member makes progress. With p_error NULL the call keeps an earlier error. Returns false if the fence does not
 hold the partition. Raises TQ001 for an unknown topic.';
 
-CREATE FUNCTION taskq.partition_states(p_topic text DEFAULT NULL)
+CREATE FUNCTION taskq.partition_states(p_topic text DEFAULT NULL, p_size int DEFAULT 10000, p_cap int DEFAULT 1000)
 RETURNS TABLE (group_name text, topic text, partitions int, level int, resolver text, partition int, member text,
-               fence bigint, lease_until timestamptz, lapsed boolean, cursor bigint, behind_since timestamptz,
-               failed timestamptz, error text)
-LANGUAGE sql STABLE AS $$
-    SELECT r.group_name, p.name, r.partitions, r.level, r.resolver, h.partition, h.member, h.fence, h.lease_until,
-           coalesce(h.lease_until < clock_timestamp(), false), a.place,
-           (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = r.topic_id
-            AND t.sequence > a.place ORDER BY t.sequence LIMIT 1), h.failed, h.error
-    FROM taskq_internal.consumer_group r
-    JOIN taskq_internal.topic p ON p.topic_id = r.topic_id
-    JOIN taskq_internal.consumer_partition h ON h.group_name = r.group_name AND h.topic_id = r.topic_id
-    CROSS JOIN LATERAL taskq_internal.place_of(h.group_name, h.topic_id, h.partition) AS a (place)
+               fence bigint, lease_until timestamptz, lapsed boolean, cursor bigint, advanced timestamptz,
+               behind bigint, behind_since timestamptz, failed timestamptz, error text)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT h.group_name, p.name, h.partitions, h.level, h.resolver, h.partition, o.name, h.fence, o.lease_until,
+           h.holder IS NOT NULL AND taskq_internal.is_free(h), coalesce(a.cursor, 0),
+           a.advanced, n.behind, n.since, h.failed, h.error
+    FROM taskq_internal.consumer_partition h
+    JOIN taskq_internal.topic p ON p.topic_id = h.topic_id
+    LEFT JOIN taskq_internal.owner o ON o.owner_id = h.holder
+    LEFT JOIN LATERAL taskq_internal.latest_progress(h.group_name, h.topic_id, h.partition) a ON true
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS behind, min(w.created) AS since
+        FROM (SELECT t.created FROM taskq_internal.task t
+              WHERE t.topic_id = h.topic_id AND t.sequence > coalesce(a.cursor, 0)
+              ORDER BY t.sequence LIMIT greatest(p_cap, 1)) w) n
     WHERE p_topic IS NULL OR p.name = p_topic
-    ORDER BY r.group_name, p.name, h.partition
-$$;
+    ORDER BY h.group_name, h.topic_id, h.partition LIMIT greatest(p_size, 0);
+END $$;
 COMMENT ON FUNCTION taskq.partition_states IS
-'Returns the partitions of all consumer groups of a topic, with their members, leases, progress and last errors. With
-p_topic NULL it returns the partitions of all topics. The column behind_since tells since when the next task waits for
-the partition''s group. Returns no row for an unknown topic.';
+'Returns up to p_size partitions of the consumer groups of a topic, or of all topics, with their members, leases,
+progress and last errors. The column behind counts the tasks of the topic that follow the progress, up to p_cap, and
+behind_since tells when the first of them was pushed. Partitions of a group that only stores progress have no division.
+Returns no row for an unknown topic.';
 
 CREATE FUNCTION taskq.forget_group(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_found    boolean := taskq_internal.lock_idle_group(p_group, v_topic_id) IS NOT NULL;
 BEGIN
-    DELETE FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group;
     DELETE FROM taskq_internal.consumer_partition WHERE topic_id = v_topic_id AND group_name = p_group;
     DELETE FROM taskq_internal.consumer_progress WHERE topic_id = v_topic_id AND group_name = p_group;
     DELETE FROM taskq_internal.skipped_event WHERE topic_id = v_topic_id AND group_name = p_group;

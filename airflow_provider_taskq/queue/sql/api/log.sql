@@ -18,8 +18,6 @@ COMMENT ON FUNCTION taskq.log_blockers IS
 sequence is at or above its floor. The columns since and application are NULL for sessions of other roles, unless the
 owner of the schema has pg_read_all_stats. Raises TQ001 for an unknown topic.';
 
--- The last row has the sequence of a committed task, not the last number drawn: after a crash, the server may draw a
--- number again that no committed task has.
 CREATE FUNCTION taskq.events(p_topic text, p_after bigint, p_size int, p_partition int, p_partitions int, p_level int)
 RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -40,10 +38,7 @@ BEGIN
     ORDER BY t.sequence LIMIT greatest(p_size, 0);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count < p_size THEN
-        RETURN QUERY
-        SELECT greatest(v_after, (SELECT t.sequence FROM taskq_internal.task t
-                                  WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
-                                  ORDER BY t.sequence DESC LIMIT 1)), NULL, NULL::json, NULL;
+        RETURN QUERY SELECT taskq_internal.log_place(v_topic_id, v_after, v_horizon), NULL, NULL::json, NULL;
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.events IS
@@ -74,12 +69,12 @@ BEGIN
     VALUES (p_group, v_topic_id, p_partition)
     ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET fence = NULL WHERE false;  -- only locks the row
     IF p_cursor < taskq_internal.place_of(p_group, v_topic_id, p_partition) THEN
-        DELETE FROM taskq_internal.skipped_event s USING taskq_internal.consumer_group r, taskq_internal.task t
+        DELETE FROM taskq_internal.skipped_event s USING taskq_internal.consumer_partition h, taskq_internal.task t
         WHERE s.topic_id = v_topic_id AND s.group_name = p_group AND s.sequence > p_cursor
-          AND r.topic_id = v_topic_id AND r.group_name = p_group
+          AND h.topic_id = v_topic_id AND h.group_name = p_group AND h.partition = p_partition
           AND t.topic_id = v_topic_id AND t.sequence = s.sequence
-          AND (r.resolver IS NOT NULL
-               OR taskq_internal.partition_of(t.identifier, r.partitions, r.level, t.sequence) = p_partition);
+          AND (h.resolver IS NOT NULL
+               OR taskq_internal.partition_of(t.identifier, h.partitions, h.level, t.sequence) = p_partition);
     END IF;
     PERFORM taskq_internal.store_progress(p_group, v_topic_id, p_partition, p_cursor);
 END $$;
@@ -103,11 +98,7 @@ BEGIN
                   WHERE t.topic_id = v_topic_id AND t.sequence > p_after AND t.sequence < v_horizon
                   ORDER BY t.sequence OFFSET greatest(p_size, 1) - 1 LIMIT 1);
     END IF;
-    IF v_end IS NULL THEN
-        v_end := (SELECT t.sequence FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
-                  ORDER BY t.sequence DESC LIMIT 1);
-    END IF;
-    RETURN greatest(v_end, p_after);
+    RETURN coalesce(v_end, taskq_internal.log_place(v_topic_id, p_after, v_horizon));
 END $$;
 COMMENT ON FUNCTION taskq.log_end IS
 'Returns the sequence of the last task of a topic''s log after p_after, at most p_size tasks further. With p_size NULL

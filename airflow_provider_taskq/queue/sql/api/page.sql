@@ -118,23 +118,6 @@ COMMENT ON FUNCTION taskq.browse_locks IS
 'Returns up to p_size named locks after the name p_after, in the order of their names. It returns the locks that a
 holder has, or that stay blocked until their shortest time is over.';
 
-CREATE FUNCTION taskq.browse_groups(p_size int, p_cap int)
-RETURNS TABLE ("group" text, topic text, partition int, place bigint, advanced timestamptz, behind bigint)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-BEGIN
-    RETURN QUERY
-    SELECT g.group_name, p.name, g.partition, a.cursor, a.advanced,
-           (SELECT count(*) FROM (SELECT FROM taskq_internal.task t WHERE t.topic_id = g.topic_id
-                                  AND t.sequence > a.cursor
-                                  ORDER BY t.sequence LIMIT greatest(p_cap, 0)) n)
-    FROM taskq_internal.consumer_partition g JOIN taskq_internal.topic p ON p.topic_id = g.topic_id
-    CROSS JOIN LATERAL taskq_internal.latest_progress(g.group_name, g.topic_id, g.partition) a
-    ORDER BY g.group_name, g.topic_id, g.partition LIMIT greatest(p_size, 0);
-END $$;
-COMMENT ON FUNCTION taskq.browse_groups IS
-'Returns up to p_size rows with the progress of consumer groups, in the order of their names. Each row has the number of
-tasks of the topic that follow the progress, counted up to p_cap.';
-
 CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
 RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$

@@ -25,8 +25,8 @@ FROM (VALUES
     ('consumer', true,
      'register heartbeat draw_fence release held max_claim poll poll_batch claim has_unclaimed watch junction
       release_groups_once complete exchange held_bounds held_slice claim_batch defer_held_tasks count_staged
-      prune_stages expire maintain advance acquire_partition renew_partitions read_partition advance_partition
-      release_partition record_handling_times begin_drain end_drain'),
+      prune_stages expire maintain advance acquire_partition read_partition advance_partition release_partition
+      record_handling_times begin_drain end_drain'),
     ('consumer reader', true,
      'owner owners ready ready_many topic_status watch_tasks task events log_end log_bounds log_slice progress
       is_worker_active find_drain count_ended_by find_failed_by'),
@@ -38,7 +38,7 @@ FROM (VALUES
     ('reader', false,
      'throughput results resolve health log_blockers explain_ready explain_held explain_ended explain_dependency
       explain_turn oldest_due oldest_due_by_topic partition_states skipped_events handling_times
-      workers browse_owners browse_locks browse_groups browse_held search_tasks audit_trail')
+      workers browse_owners browse_locks browse_held search_tasks audit_trail')
 ) AS l (kinds, by_topic, functions)
 CROSS JOIN LATERAL regexp_split_to_table(l.kinds, ' ') AS k (kind)
 CROSS JOIN LATERAL regexp_split_to_table(l.functions, '\s+') AS f (function)

@@ -48,8 +48,7 @@ BEGIN
     END IF;
     FOREACH v_table IN ARRAY CASE WHEN v_topic_id < :FIRST_OWN_TOPIC THEN ARRAY['live', 'ended', 'task'] ELSE '{}' END
         || ARRAY['dependency', 'history', 'probe', 'probe_result', 'group_release', 'handling', 'consumer_partition',
-                 'consumer_progress', 'consumer_group', 'skipped_event', 'retention_walk', 'front',
-                 'identifier_front'] LOOP
+                 'consumer_progress', 'skipped_event', 'retention_walk', 'front', 'identifier_front'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I WHERE topic_id = $1', v_table) USING v_topic_id;
     END LOOP;
     IF v_topic_id >= :FIRST_OWN_TOPIC THEN

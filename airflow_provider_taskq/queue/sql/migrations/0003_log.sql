@@ -1,31 +1,24 @@
--- The log: consumer groups with their partitions and progress; and handling times.
+-- The log: the partitions and the progress of consumer groups; and handling times.
 
--- Consumer groups, and how each divides the log among its partitions. If resolver is set, the programs of the group map
--- tasks to partitions by a function of this version.
-CREATE TABLE taskq_internal.consumer_group (
+-- The partitions of consumer groups. A partition is held by an owner (`holder`) while the lease of this owner lasts,
+-- under a fence of its own. After that, another owner may acquire it under a new fence. A transaction that reads,
+-- advances or acquires a partition locks the row until it ends.
+--
+-- A group divides the log into `partitions`. If resolver is set, its programs map tasks to partitions by a function of
+-- this version. The rows of a group that only stores progress (taskq.advance) have no division.
+CREATE TABLE taskq_internal.consumer_partition (
     group_name text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND octet_length(group_name) <= 2000),
     topic_id   int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
-    partitions int NOT NULL CHECK (partitions BETWEEN 1 AND 1000),
+    partition  int NOT NULL CHECK (partition >= 0),
+    partitions int CHECK (partitions BETWEEN 1 AND 1000),
     level      int CHECK (level >= 0),
     resolver   text CHECK (length(resolver) <= 1000),
-    PRIMARY KEY (group_name, topic_id)
-);
-
--- The partitions of a group and their members. A partition without a fence has no member. After its lease has lapsed,
--- another program may acquire it under a new fence. A transaction that reads, advances or acquires a partition holds
--- the row until it ends. Programs that only store progress (taskq.advance) have rows here, and none in consumer_group.
-CREATE TABLE taskq_internal.consumer_partition (
-    group_name  text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND octet_length(group_name) <= 2000),
-    topic_id    int NOT NULL,
-    partition   int NOT NULL CHECK (partition >= 0),
-    fence       bigint UNIQUE,
-    member      text CHECK (member ~ '\S' AND octet_length(member) <= 2000),
-    lease       interval CHECK (lease > interval '0' AND lease <= interval '3650 days'),
-    lease_until timestamptz,
-    failed      timestamptz,                   -- when a member reported an error; NULL after progress
-    error       text,
+    holder     bigint,
+    fence      bigint,
+    failed     timestamptz,                    -- when a member reported an error; NULL after progress
+    error      text,
     PRIMARY KEY (group_name, topic_id, partition)
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+);
 
 -- The progress of a partition: the place of the last task that the group has handled. The row with the greatest number
 -- counts, and each step deletes the one before.

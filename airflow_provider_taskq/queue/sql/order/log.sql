@@ -92,6 +92,16 @@ BEGIN
     RETURN v_next;
 END $$;
 
+-- Returns the place to which a read of a topic's log comes that finds no further task: the last task below the horizon,
+-- or p_after. It is the sequence of a committed task, not the last number drawn: after a crash, the server may draw a
+-- number again that no committed task has.
+CREATE FUNCTION taskq_internal.log_place(p_topic_id int, p_after bigint, p_horizon bigint) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT greatest(p_after, (SELECT t.sequence FROM taskq_internal.task t
+                              WHERE t.topic_id = p_topic_id AND t.sequence < p_horizon
+                              ORDER BY t.sequence DESC LIMIT 1))
+$$;
+
 -- Raises TQ000 for an invalid partition or level, and for a transaction in which the log cannot be read.
 CREATE FUNCTION taskq_internal.check_log_read(p_partition int, p_partitions int, p_level int) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -83,8 +83,8 @@ LANGUAGE sql AS $$
     WHERE n.count > 0
 $$;
 
--- Reports leases of owners and members, and locks by name, that reach further than their length: they were taken while
--- the clock of the server was ahead, and keep their tasks and events for that much longer. Reads a thousand of each.
+-- Reports leases of owners, and locks by name, that reach further than their length: they were taken while the clock of
+-- the server was ahead, and keep their tasks and partitions for that much longer. Reads a thousand of each.
 CREATE FUNCTION taskq_internal.health_of_long_leases() RETURNS SETOF taskq_internal.finding LANGUAGE sql AS $$
     SELECT taskq_internal.finding(
         'warning', format('%s reaches %s further than its length, as do %s more: it is of a time when the clock of the'
@@ -98,14 +98,6 @@ CREATE FUNCTION taskq_internal.health_of_long_leases() RETURNS SETOF taskq_inter
                    'taskq release ' || taskq_internal.shell_word(o.name) AS remedy,
                    taskq_internal.clamp_moment(o.lease_until) - taskq_internal.clamp_age(o.lease) AS began
             FROM (SELECT * FROM taskq_internal.owner w WHERE w.fence IS NOT NULL ORDER BY w.fence LIMIT 1000) o
-            UNION ALL
-            SELECT format('the lease of partition %s in group %L', c.partition, c.group_name), NULL,
-                   format('SELECT taskq.release_partition(%L, %L, %s, %s, NULL)', c.group_name, p.name, c.partition,
-                          c.fence),
-                   taskq_internal.clamp_moment(c.lease_until) - taskq_internal.clamp_age(c.lease)
-            FROM (SELECT * FROM taskq_internal.consumer_partition w WHERE w.fence IS NOT NULL
-                  ORDER BY w.fence LIMIT 1000) c
-            JOIN taskq_internal.topic p USING (topic_id)
             UNION ALL
             SELECT format('the lock %L', k.name), NULL, format('SELECT taskq.unlock(%L, %L)', k.name, k.held_by),
                    taskq_internal.clamp_moment(k.locked)
@@ -257,7 +249,7 @@ LANGUAGE sql AS $$
     FROM (SELECT clock_timestamp() - taskq_internal.clamp_moment(coalesce(n.called, n.due)) AS idle
           FROM taskq_internal.upkeep n) u
     WHERE u.idle > p_patience + interval '5 minutes'
-      AND (EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence IS NOT NULL)
+      AND (EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder IS NOT NULL)
            OR EXISTS (SELECT FROM taskq_internal.topic t
                       WHERE t.keep_succeeded IS NOT NULL OR t.keep_failed IS NOT NULL))
     UNION ALL (
