@@ -227,7 +227,9 @@ class Site:
             until(lambda: self.ready() < self.backlog, patience, patience / 3_000)
         except AssertionError:
             left, rate = self.ready(), self.decisions_per_second(20.0)
-            return [f"there was a backlog for {patience:.0f} s; {left} tasks are left, at {rate:.0f} decisions a second"]
+            return [
+                f"there was a backlog for {patience:.0f} s; {left} tasks are left, at {rate:.0f} decisions a second"
+            ]
         return []
 
     def finish(self) -> list[str]:
