@@ -1,4 +1,4 @@
-"""Executors: the places where calls of handlers run. `processes` has one more.
+"""Executors: the places where calls of handlers run, and the Futures of these calls. `processes` has one more executor.
 
 To cancel a call, cancel its Future. If the call runs, its executor gives it up: it cancels a coroutine and kills a
 process. Python cannot end a thread, so another thread takes its place.
@@ -10,17 +10,15 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Executor, Future, InvalidStateError, ProcessPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from airflow_provider_taskq.queue import Decision, InvalidArgument, Task
-from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of, stack_of
-from airflow_provider_taskq.worker.futures import complete, on_cancel
-from airflow_provider_taskq.worker.handlers import decision_of, decision_on
+from airflow_provider_taskq.queue import InvalidArgument
+from airflow_provider_taskq.worker.batches import Batch, name_of, stack_of
 
 T = TypeVar("T")
 
@@ -133,12 +131,13 @@ class EventLoop(CallExecutor):
 
     def submit(self, batch: Batch, name: str, call: Callable[[], Any]) -> Future[Any]:
         """Run a call on the loop; see `CallExecutor`."""
-        future: Future[Any] = Future()
-        run = partial(self._run, batch, name, call, future)
         with self._lock:
-            loop = self._started()
-            loop.call_soon_threadsafe(partial(_begin, loop, future, run), context=copy_context())
-        return future
+            if self._loop is None:
+                runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+                self._loop = runner.get_loop()
+                self._thread = threading.Thread(target=_run_loop, args=(runner,), name=self._name, daemon=True)
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(_call_and_await(batch, name, call), self._loop)
 
     def close(self) -> None:
         """Stop the loop and cancel its tasks. Wait at most a second if a task blocks the loop."""
@@ -148,23 +147,19 @@ class EventLoop(CallExecutor):
             loop.call_soon_threadsafe(loop.stop)
             thread.join(timeout=_LOOP_STOP_SECONDS)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name=self._name, daemon=True)
-            self._thread.start()
-        return self._loop
 
-    async def _run(self, batch: Batch, name: str, call: Callable[[], Any], future: Future[Any]) -> None:
-        """Complete a Future with the result of a call, or with its error: also SystemExit, which would end the loop."""
-        try:
-            with batch.running(f"{name} on the event loop", stack_of_tasks([asyncio.current_task()])):
-                result = call()
-                result = await result if inspect.isawaitable(result) else result
-        except BaseException as error:  # noqa: BLE001
-            complete(future, partial(_raise, error))
-        else:
-            complete(future, lambda: result)
+def _run_loop(runner: asyncio.Runner) -> None:
+    with runner:
+        runner.get_loop().run_forever()
+
+
+async def _call_and_await(batch: Batch, name: str, call: Callable[[], Any]) -> Any:
+    try:
+        with batch.running(f"{name} on the event loop", stack_of_tasks([asyncio.current_task()])):
+            result = call()
+            return await result if inspect.isawaitable(result) else result
+    except (SystemExit, KeyboardInterrupt) as error:
+        return failed_with(error)  # asyncio would end the loop
 
 
 def in_batch(batch: Batch, name: str, call: Callable[[], T]) -> T:
@@ -188,55 +183,84 @@ def stack_of_tasks(tasks: Collection[asyncio.Task[Any] | None]) -> Callable[[], 
     return stack
 
 
-async def decide_all(
-    batch: Batch,
-    name: str,
-    function: Callable[[Task], Awaitable[Any]],
-    tasks: Sequence[Task],
-    success_on: Exceptions = (),
-    room: asyncio.Semaphore | None = None,
-) -> dict[Task, Decision]:
-    """Await a function for all tasks at once, in one call of the loop, as a call for each costs several times as much.
+# Futures
 
-    :param room: bounds how many are awaited at once.
-    """
 
-    async def decide_later(task: Task) -> Decision:
+def complete(future: Future[T], call: Callable[[], T]) -> None:
+    """Complete a Future with what a call returns or raises. Do nothing more if the Future was cancelled meanwhile."""
+    with suppress(InvalidStateError):
         try:
-            async with room or nullcontext():
-                return decision_of(await function(task))
-        except BaseException as error:  # noqa: BLE001 -- also SystemExit, which would end the loop
-            return decision_on(error, success_on)
-
-    started = [asyncio.create_task(decide_later(task)) for task in tasks]
-    with batch.running(f"the tasks of {name}", stack_of_tasks(started)):
-        return dict(zip(tasks, await asyncio.gather(*started), strict=True))
+            result = call()
+        except BaseException as error:  # noqa: BLE001 -- Future.result() raises it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
 
-def _begin(loop: asyncio.AbstractEventLoop, future: Future[Any], run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    if not future.cancelled():
-        on_cancel(future, partial(_cancel_on, loop, loop.create_task(run())))
+def failed_with(error: BaseException) -> Future[Any]:
+    """Return a Future that has failed."""
+    failed: Future[Any] = Future()
+    failed.set_exception(error)
+    return failed
 
 
-def _cancel_on(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
-    with suppress(RuntimeError):  # the loop is closed, and has cancelled its tasks
-        loop.call_soon_threadsafe(task.cancel)
+def attempt(call: Callable[[], T]) -> T | Future[Any]:
+    """Return what a call returns, or a Future of the error that it raises: also of SystemExit."""
+    try:
+        return call()
+    except BaseException as error:  # noqa: BLE001 -- Future.result() raises it
+        return failed_with(error)
 
 
-def _raise(error: BaseException) -> None:
-    raise error
+def on_cancel(future: Future[Any], call: Callable[[], object]) -> None:
+    """Call a function when the Future is cancelled, at once if it is cancelled already."""
+    future.add_done_callback(lambda ended: call() if ended.cancelled() else None)
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
-    loop.run_until_complete(_cancel_all())
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
+def final(outcome: Any) -> Any:
+    """Return the result of a Future that is done, which may be such a Future itself, or any other outcome as it is."""
+    while isinstance(outcome, Future):
+        outcome = outcome.result(0)
+    return outcome
 
 
-async def _cancel_all() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+def then(outcomes: Iterable[Any], finish: Callable[[], T]) -> T | Future[T]:
+    """Return `finish()`, or a Future of it if some outcomes are Futures that are not done.
+
+    The result of a Future may be another Future, which must be done, too. If the returned Future is cancelled, all of
+    them are.
+    """
+    waiting = [pending for outcome in outcomes if (pending := _pending(outcome)) is not None]
+    if not waiting:
+        return finish()
+    whole: Future[T] = Future()
+    left, lock = [len(waiting)], threading.Lock()
+
+    def follow(future: Future[Any]) -> None:
+        on_cancel(whole, future.cancel)
+        future.add_done_callback(ended)
+
+    def ended(future: Future[Any]) -> None:
+        if (pending := _pending(future)) is not None:
+            follow(pending)
+            return
+        with lock:
+            left[0] -= 1
+            is_last = not left[0]
+        if is_last and not whole.done():
+            complete(whole, finish)
+
+    for future in waiting:
+        follow(future)
+    return whole
+
+
+def _pending(outcome: Any) -> Future[Any] | None:
+    """Return the first Future that is not done, of an outcome and the results of its Future."""
+    while isinstance(outcome, Future):
+        if not outcome.done():
+            return outcome
+        if outcome.cancelled() or outcome.exception() is not None:
+            return None
+        outcome = outcome.result()
+    return None

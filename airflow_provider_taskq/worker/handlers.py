@@ -9,7 +9,7 @@ from airflow_provider_taskq.queue import Decision, InvalidTask, Json, Result, Ta
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.models import UNDECIDED_DELAY
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
-from airflow_provider_taskq.worker.futures import final, then
+from airflow_provider_taskq.worker.executors import final, then
 
 HandlerOutcome: TypeAlias = Decision | Result | str | None  # a text is the name of a result
 Decisions: TypeAlias = Mapping[Task, Decision]

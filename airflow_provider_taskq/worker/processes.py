@@ -18,8 +18,7 @@ from typing import Any
 from airflow_provider_taskq.queue import InvalidArgument
 from airflow_provider_taskq.queue.errors import picklable_error
 from airflow_provider_taskq.worker.batches import Batch, name_of
-from airflow_provider_taskq.worker.executors import CallExecutor, Threads
-from airflow_provider_taskq.worker.futures import on_cancel
+from airflow_provider_taskq.worker.executors import CallExecutor, Threads, on_cancel
 
 _END_SECONDS = 1.0  # that a process has to end
 _SPAWN = multiprocessing.get_context("spawn")

@@ -17,8 +17,8 @@ from airflow_provider_taskq.worker.composite.steps import (
     Step,
     StepMode,
 )
-from airflow_provider_taskq.worker.executors import EventLoop, Threads, decide_all, in_batch
-from airflow_provider_taskq.worker.futures import attempt, then
+from airflow_provider_taskq.worker.executors import EventLoop, Threads, attempt, final, in_batch, then
+from airflow_provider_taskq.worker.functions import decide_all
 from airflow_provider_taskq.worker.handlers import (
     Decisions,
     complete_decisions,
@@ -204,7 +204,7 @@ class StepRun:
 
     def _wait(self, value: Any) -> Any:
         """Wait for a Future, and cancel it if the batch is abandoned. Return any other value as it is."""
-        return self.batch.result_of(value, "a step")
+        return final(self.batch.result_of(value, "a step"))
 
 
 def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decisions:
