@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from airflow_provider_taskq.queue import Task
-from airflow_provider_taskq.worker.parameters import HandlerFunction
+from airflow_provider_taskq.worker.handlers import HandlerFunction
 
 Predicate = Callable[[Task], object]
 Kind = Callable[[Task], object]

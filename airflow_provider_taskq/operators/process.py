@@ -274,7 +274,7 @@ def bind_arguments(
 
     Raises InvalidArgument if an argument has no parameter, or a parameter without a default has no argument.
     """
-    from airflow_provider_taskq.worker.parameters import HandlerFunction
+    from airflow_provider_taskq.worker.handlers import HandlerFunction
 
     own = own_parameters(function)
     positional = [each.name for each in own if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]

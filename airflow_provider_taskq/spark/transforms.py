@@ -40,8 +40,13 @@ from airflow_provider_taskq.spark.encoding import RESULT_NAMES, check_decision_n
 from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.readers import arrow_schema, spark_schema
 from airflow_provider_taskq.worker.batches import BatchContext
-from airflow_provider_taskq.worker.handlers import HandlerOutcome, decision_of, decision_on, is_undecided
-from airflow_provider_taskq.worker.parameters import HandlerFunction
+from airflow_provider_taskq.worker.handlers import (
+    HandlerFunction,
+    HandlerOutcome,
+    decision_of,
+    decision_on,
+    is_undecided,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

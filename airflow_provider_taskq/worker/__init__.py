@@ -10,7 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, FollowUp, Release
+    from airflow_provider_taskq.worker.batches import (
+        Batch,
+        BatchContext,
+        BatchOwner,
+        FollowUp,
+        Release,
+        SupplementError,
+    )
     from airflow_provider_taskq.worker.composite import Composite, StepMode
     from airflow_provider_taskq.worker.config import SlowReports
     from airflow_provider_taskq.worker.connection import Timeouts
@@ -30,13 +37,12 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.runtime import WorkerStopped
     from airflow_provider_taskq.worker.scheduler import Scheduler
     from airflow_provider_taskq.worker.statistics import WorkerStatistics
-    from airflow_provider_taskq.worker.supplement import SupplementError
     from airflow_provider_taskq.worker.watchdog import HandlerStuck
     from airflow_provider_taskq.worker.worker import Worker
 
 # __getattr__ imports a module when one of its names is used, so a worker of plain functions loads no composites.
 _MODULES = {
-    "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release"),
+    "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release", "SupplementError"),
     "composite": ("Composite", "StepMode"),
     "config": ("SlowReports",),
     "connection": ("Timeouts",),
@@ -50,7 +56,6 @@ _MODULES = {
     "runtime": ("WorkerStopped",),
     "scheduler": ("Scheduler",),
     "statistics": ("WorkerStatistics",),
-    "supplement": ("SupplementError",),
     "watchdog": ("HandlerStuck",),
     "worker": ("Worker",),
 }

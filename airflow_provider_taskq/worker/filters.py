@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.handlers import HandlerOutcome
-from airflow_provider_taskq.worker.parameters import HandlerFunction
+from airflow_provider_taskq.worker.handlers import HandlerFunction, HandlerOutcome
 
 
 def matching(

@@ -26,6 +26,7 @@ from airflow_provider_taskq.worker.executors import (
 from airflow_provider_taskq.worker.handlers import (
     BatchFunction,
     Decisions,
+    HandlerFunction,
     TaskFunction,
     WorkHandler,
     decide,
@@ -33,7 +34,6 @@ from airflow_provider_taskq.worker.handlers import (
     decision_on,
     decisions_of,
 )
-from airflow_provider_taskq.worker.parameters import HandlerFunction
 from airflow_provider_taskq.worker.processes import CallFailed, Processes
 
 

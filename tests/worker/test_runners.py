@@ -35,7 +35,7 @@ from airflow_provider_taskq.worker import (
     batch,
     each,
 )
-from airflow_provider_taskq.worker.parameters import HandlerFunction
+from airflow_provider_taskq.worker.handlers import HandlerFunction
 
 pytestmark = [
     pytest.mark.promise("A handler gets its task, and by name what its runner supplies"),

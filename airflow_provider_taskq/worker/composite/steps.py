@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task
 from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.handlers import Decisions
-from airflow_provider_taskq.worker.parameters import HandlerFunction
+from airflow_provider_taskq.worker.handlers import Decisions, HandlerFunction
 
 StepFunction: TypeAlias = Callable[..., Any]
 After: TypeAlias = str | StepFunction | Iterable[str | StepFunction]
