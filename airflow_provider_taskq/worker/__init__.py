@@ -18,7 +18,8 @@ if TYPE_CHECKING:
         Release,
         SupplementError,
     )
-    from airflow_provider_taskq.worker.composite import Composite, StepMode
+    from airflow_provider_taskq.worker.composite import Composite
+    from airflow_provider_taskq.worker.composite_run import StepMode
     from airflow_provider_taskq.worker.config import SlowReports
     from airflow_provider_taskq.worker.connection import Timeouts
     from airflow_provider_taskq.worker.functions import batch, each
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 # __getattr__ imports a module when one of its names is used, so a worker of plain functions loads no composites.
 _MODULES = {
     "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release", "SupplementError"),
-    "composite": ("Composite", "StepMode"),
+    "composite": ("Composite",),
+    "composite_run": ("StepMode",),
     "config": ("SlowReports",),
     "connection": ("Timeouts",),
     "functions": ("batch", "each"),

@@ -19,7 +19,8 @@ import pytest
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task
 from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.composite import Composite, StepMode
+from airflow_provider_taskq.worker.composite import Composite
+from airflow_provider_taskq.worker.composite_run import StepMode
 from airflow_provider_taskq.worker.handlers import ForeignDecision, WorkHandler, handle_batch
 from tests.queue.conftest import until
 

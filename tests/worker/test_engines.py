@@ -21,8 +21,8 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.composite import Composite, StepMode
-from airflow_provider_taskq.worker.filters import outdated
+from airflow_provider_taskq.worker.composite import Composite, outdated
+from airflow_provider_taskq.worker.composite_run import StepMode
 from airflow_provider_taskq.worker.handlers import TaskResultException
 from airflow_provider_taskq.worker.listener import WorkerListener
 from airflow_provider_taskq.worker.worker import Worker

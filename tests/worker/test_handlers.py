@@ -23,7 +23,7 @@ from psycopg.errors import UniqueViolation
 from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.worker import Batch, Composite, TaskResultException, Worker, WorkHandler, batch, each
 from airflow_provider_taskq.worker.commit import commit_batch
-from airflow_provider_taskq.worker.filters import matching, outdated, repeated
+from airflow_provider_taskq.worker.composite import matching, outdated, repeated
 from airflow_provider_taskq.worker.functions import EachHandler
 from airflow_provider_taskq.worker.handlers import ForeignDecision, handle_batch
 from tests.queue.conftest import until

@@ -1,26 +1,22 @@
-"""Runs a batch through the steps of a composite in this process: each step after its dependencies."""
+"""The run of a batch through the steps of a composite: each step after its dependencies."""
 
 import inspect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial, reduce
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.worker.batches import Batch, name_of
-from airflow_provider_taskq.worker.composite.steps import (
-    CompositeDefinition,
-    Context,
-    Step,
-    StepMode,
-)
 from airflow_provider_taskq.worker.executors import EventLoop, Threads, attempt, final, in_batch, then
 from airflow_provider_taskq.worker.functions import decide_all
 from airflow_provider_taskq.worker.handlers import (
     Decisions,
+    HandlerFunction,
     complete_decisions,
     decide,
     decision_of,
@@ -28,8 +24,34 @@ from airflow_provider_taskq.worker.handlers import (
     decisions_of,
 )
 
+# Called after the last step. Its decisions are merged with those of the steps.
+Context: TypeAlias = Callable[[Batch, Decisions], Mapping[Task, Decision | Result] | None]
+
 _STEP_THREADS = 64  # for all batches; a step waits for a free thread, but never for another step
 _SUCCESS = Decision(Result.SUCCESS)
+
+
+class StepMode(StrEnum):
+    """How a step handles its tasks: several tasks at once, or one after another in the order of the batch."""
+
+    PARALLEL = "PARALLEL"
+    SEQUENTIAL = "SEQUENTIAL"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A named function of one task, or of all tasks at once if `whole`. It runs after the steps of these names."""
+
+    name: str
+    function: HandlerFunction
+    after: tuple[str, ...] = ()
+    mode: StepMode = StepMode.PARALLEL
+    whole: bool = False
+
+    @property
+    def is_coroutine(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return inspect.iscoroutinefunction(self.function.function)
 
 
 class CompositeThreads:
@@ -48,9 +70,11 @@ class CompositeThreads:
 
 @dataclass(slots=True)
 class CompositeRun:
-    """The run of one batch through the steps. `done` has the decisions of the steps that have ended."""
+    """The run of one batch through the steps of a composite. `done` has the decisions of the steps that have ended."""
 
-    definition: CompositeDefinition
+    name: str
+    steps: Sequence[Step]
+    contexts: Sequence[Context]
     batch: Batch
     threads: CompositeThreads
     done: dict[str, dict[Task, Decision]] = field(default_factory=dict)
@@ -63,7 +87,7 @@ class CompositeRun:
         self._run_steps()
         self._check()
         merged = {task: self._merged(task) for task in self.batch.tasks}
-        added = [apply_context(context, self.batch, merged) for context in self.definition.contexts]
+        added = [apply_context(context, self.batch, merged) for context in self.contexts]
         sort_follow_ups(self.batch)
         for decisions in added:
             merged |= {task: merged[task].merge(decision) for task, decision in decisions.items()}
@@ -71,7 +95,7 @@ class CompositeRun:
 
     def _run_steps(self) -> None:
         """Start each step when its dependencies have ended. A lone step runs in this thread."""
-        left = {step.name: step for step in self.definition.steps}
+        left = {step.name: step for step in self.steps}
         running: dict[Future[dict[Task, Decision]], str] = {}
         ended: SimpleQueue[Future[dict[Task, Decision]]] = SimpleQueue()
 
@@ -79,7 +103,7 @@ class CompositeRun:
             for future in list(running):
                 future.cancel()
 
-        with self.batch.running(f"composite {self.definition.name}", cancel=abandon):
+        with self.batch.running(f"composite {self.name}", cancel=abandon):
             while left or running:
                 ready = self._take_ready(left)
                 if len(ready) == 1 and not running:
@@ -112,22 +136,18 @@ class CompositeRun:
     def _entering(self, step: Step) -> list[Task]:
         """Return the tasks that every step before this one has continued."""
         before = [self.done[name] for name in step.after]
-
-        def continued(task: Task) -> bool:
-            return all((decision := decisions.get(task)) is not None and decision.continued for decisions in before)
-
-        return [task for task in self.batch.tasks if continued(task)]
+        return [task for task in self.batch.tasks if all(task in done and done[task].continued for done in before)]
 
     def _call_of(self, step: Step, tasks: list[Task]) -> Callable[[], dict[Task, Decision]]:
         return StepRun(step, tasks, self.batch, self.threads).decisions
 
     def _check(self) -> None:
         if self.batch.cancelled.is_set():
-            raise InterruptedError(f"a batch of composite {self.definition.name!r} was abandoned")
+            raise InterruptedError(f"a batch of composite {self.name!r} was abandoned")
 
     def _merged(self, task: Task) -> Decision:
         """Merge the decisions of the steps. If two results are equal, keep the message of the later step."""
-        own = [decisions[task] for step in self.definition.steps if task in (decisions := self.done[step.name])]
+        own = [decisions[task] for step in self.steps if task in (decisions := self.done[step.name])]
         return reduce(_merge, reversed(own)) if own else _SUCCESS
 
 

@@ -1,22 +1,24 @@
-"""Composite: a handler that users define as named steps."""
+"""Composites: handlers of named steps with dependencies, which run in a worker's threads or as a Spark plan."""
 
 import os
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeAlias, TypeVar, overload
 
-from airflow_provider_taskq.queue import InvalidArgument
+from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task
 from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.composite.engine import CompositeRun, CompositeThreads
-from airflow_provider_taskq.worker.composite.steps import After, CompositeDefinition, Context, Step, StepMode
-from airflow_provider_taskq.worker.handlers import Decisions
+from airflow_provider_taskq.worker.composite_run import CompositeRun, CompositeThreads, Context, Step, StepMode
+from airflow_provider_taskq.worker.handlers import Decisions, HandlerFunction, HandlerOutcome
 
-F = TypeVar("F", bound=Callable[..., Any])
+StepFunction: TypeAlias = Callable[..., Any]
+After: TypeAlias = str | StepFunction | Iterable[str | StepFunction]
+F = TypeVar("F", bound=StepFunction)
+_State: TypeAlias = tuple[str, tuple[Step, ...], tuple[Context, ...], tuple[int | None, int]]
 
 
 class Composite:
@@ -32,7 +34,7 @@ class Composite:
 
     Steps that do not depend on each other run at once. A step gets the tasks that all steps before it have continued.
     The decisions of all steps on a task are merged by priority. After its first batch, a composite accepts no more
-    steps. It pickles its definition and options, but not its threads.
+    steps. It pickles without its threads. `steps` and `contexts` are in the order in which they were added.
 
     :param threads: tasks of parallel steps that run at once; by default four more than there are processors, at most
         32.
@@ -44,30 +46,11 @@ class Composite:
         to_integer(concurrency, "concurrency", 0)
         if threads is not None:
             to_integer(threads, "threads", 1)
-        self._definition = CompositeDefinition(name)
-        self._options = (threads, concurrency)
-        self._threads: CompositeThreads | None = None
-        self._open: set[Future[Decisions]] = set()
-        self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        """The name of the composite."""
-        return self._definition.name
+        self.__setstate__((name, (), (), (threads, concurrency)))
 
     def open_batches(self, size: int) -> int | None:  # noqa: ARG002 -- the size makes no difference
         """Return how many batches a worker may have open; None for one in each of its threads."""
         return self._options[1] or None
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The steps, in the order in which they were added."""
-        return self._definition.steps
-
-    @property
-    def contexts(self) -> tuple[Context, ...]:
-        """The functions that the composite calls after the last step."""
-        return self._definition.contexts
 
     @overload
     def step(self, function: F, /) -> F: ...
@@ -122,7 +105,7 @@ class Composite:
         The decisions that it returns, one on each task, are merged with those of the steps. An exception fails all
         tasks. The function may call `batch.in_commit` and `batch.after_commit`.
         """
-        self._replace(contexts=(*self.contexts, function))
+        self._change(contexts=(*self.contexts, function))
         return function
 
     def with_step(
@@ -134,11 +117,15 @@ class Composite:
         mode: StepMode = StepMode.PARALLEL,
     ) -> Self:
         """Return a copy with one more step. For the parameters see `step`."""
-        return self._with(lambda copied: copied.step(name=name, after=after, mode=mode)(function))
+        copied = copy(self)
+        copied.step(name=name, after=after, mode=mode)(function)
+        return copied
 
     def with_batch(self, function: Callable[..., Any], *, name: str | None = None, after: After = ()) -> Self:
         """Return a copy with one more step of all tasks at once. For the parameters see `step`."""
-        return self._with(lambda copied: copied.batch(name=name, after=after)(function))
+        copied = copy(self)
+        copied.batch(name=name, after=after)(function)
+        return copied
 
     def open(self) -> None:
         """Raise InvalidArgument if the composite has no steps."""
@@ -148,7 +135,7 @@ class Composite:
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Run a batch through the steps. Return the decision on each task, or with `concurrency` a Future of them."""
         threads = self._started()
-        run = CompositeRun(self._definition, batch, threads)
+        run = CompositeRun(self.name, self.steps, self.contexts, batch, threads)
         if not self._options[1]:
             return run.decisions()
         future = threads.batches.submit(batch, f"composite {self.name}", run.decisions)
@@ -170,21 +157,35 @@ class Composite:
         self, function: F | None, name: str | None, after: After, mode: StepMode, *, whole: bool
     ) -> F | Callable[[F], F]:
         def added(function: F) -> F:
-            self._replace(steps=(*self.steps, self._definition.new_step(function, name, after, mode, whole)))
+            runner, first = f"composite {self.name!r}", "the tasks" if whole else "the task"
+            called = HandlerFunction.of(function, runner, ("batch",), first)
+            step = Step(name or _name_of(function), called, self._names(after), StepMode(mode), whole)
+            if any(each.name == step.name for each in self.steps):
+                raise InvalidArgument(f"composite {self.name!r} has a step {step.name!r} already")
+            self._change(steps=(*self.steps, step))
             return function
 
         return added if function is None else added(function)
 
-    def _replace(self, **changes: Any) -> None:
+    def _names(self, after: After) -> tuple[str, ...]:
+        given = [after] if isinstance(after, str) or callable(after) else list(after)
+        return tuple(dict.fromkeys(self._name(each) for each in given))
+
+    def _name(self, given: str | StepFunction) -> str:
+        found = [step.name for step in self.steps if given in (step.name, step.function.function)]
+        if len(found) == 1:
+            return found[0]
+        name = given if isinstance(given, str) else _name_of(given)
+        if found:
+            raise InvalidArgument(f"composite {self.name!r}: {name!r} names several steps; give a step name")
+        known = ", ".join(step.name for step in self.steps) or "none"
+        raise InvalidArgument(f"composite {self.name!r} has no step {name!r} for `after`; its steps: {known}")
+
+    def _change(self, **attributes: Any) -> None:
         with self._lock:
             if self._threads is not None:
                 raise InvalidArgument(f"composite {self.name!r} has started and cannot be changed")
-            self._definition = replace(self._definition, **changes)
-
-    def _with(self, add: Callable[[Self], object]) -> Self:
-        copied = copy(self)  # by __getstate__ and __setstate__
-        add(copied)
-        return copied
+            self.__dict__.update(attributes)
 
     def _started(self) -> CompositeThreads:
         with self._lock:
@@ -194,12 +195,69 @@ class Composite:
                 self._threads = CompositeThreads(self.name, concurrency, size or min(32, (os.cpu_count() or 1) + 4))
             return self._threads
 
-    def __getstate__(self) -> tuple[CompositeDefinition, tuple[int | None, int]]:
-        return self._definition, self._options
+    def __getstate__(self) -> _State:
+        return self.name, self.steps, self.contexts, self._options
 
-    def __setstate__(self, state: tuple[CompositeDefinition, tuple[int | None, int]]) -> None:
-        self._definition, self._options = state
-        self._threads, self._open, self._lock = None, set(), threading.Lock()
+    def __setstate__(self, state: _State) -> None:
+        self.name, self.steps, self.contexts, self._options = state
+        self._threads: CompositeThreads | None = None
+        self._open: set[Future[Decisions]] = set()
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Composite({self.name!r}, steps={[step.name for step in self.steps]})"
+
+
+def _name_of(function: StepFunction) -> str:
+    return str(getattr(function, "__name__", None) or type(function).__name__)
+
+
+# Batch steps that get, or continue, only some tasks of a batch
+
+
+def matching(
+    predicate: Callable[[Task], bool],
+    function: Callable[..., Mapping[Task, HandlerOutcome] | HandlerOutcome],
+    fallback: HandlerOutcome | Callable[[Task], HandlerOutcome] = Result.SUCCESS,
+) -> Callable[[Sequence[Task], Batch], dict[Task, HandlerOutcome]]:
+    """Return a batch step of a composite that passes the tasks for which `predicate` is true to `function`.
+
+    :param function: a batch step: a function of the tasks, which may have a parameter `batch`.
+    :param fallback: the outcome of the other tasks, or a function that returns the outcome of a task.
+    """
+    called = HandlerFunction.of(function, "a composite", ("batch",), "the tasks")
+
+    def step(tasks: Sequence[Task], batch: Batch) -> dict[Task, HandlerOutcome]:
+        chosen = [task for task in tasks if predicate(task)]
+        returned = called(chosen, batch=batch) if chosen else {}
+        decided = {task: fallback(task) if callable(fallback) else fallback for task in set(tasks).difference(chosen)}
+        return {**decided, **(returned if isinstance(returned, Mapping) else dict.fromkeys(chosen, returned))}
+
+    step.__name__ = getattr(function, "__name__", step.__name__)
+    return step
+
+
+def outdated(tasks: Iterable[Task]) -> dict[Task, Decision]:
+    """Return FILTER for all tasks of an identifier except the one that was pushed last, which continues."""
+    given = list(tasks)
+    last: dict[str, int] = {}
+    for task in given:
+        last[task.identifier] = max(task.sequence, last.get(task.identifier, task.sequence))
+    return {
+        task: Decision(Result.SUCCESS)
+        if task.sequence == last[task.identifier]
+        else Decision(Result.FILTER, f"outdated by task {last[task.identifier]} of the same batch")
+        for task in given
+    }
+
+
+def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
+    """Return FAILURE for all tasks of an identifier that has several tasks in the batch. The other tasks continue."""
+    given = list(tasks)
+    counts = Counter(task.identifier for task in given)
+    return {
+        task: Decision(Result.SUCCESS)
+        if counts[task.identifier] == 1
+        else Decision(Result.FAILURE, error=f"one of {counts[task.identifier]} tasks of its identifier in one batch")
+        for task in given
+    }
