@@ -25,9 +25,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
-from airflow_provider_taskq.worker.notification_listener import NotificationListener
-from airflow_provider_taskq.worker.services import ServiceThread
-from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
+from airflow_provider_taskq.worker.services import CHECK_SECONDS, NotificationListener, ServiceThread, StopSignals
 
 log = logging.getLogger(__name__)
 

@@ -34,12 +34,11 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.limiter import Limiter, PriorityLimiter
     from airflow_provider_taskq.worker.listener import WorkerListener
     from airflow_provider_taskq.worker.metrics_endpoint import MetricsEndpoint
-    from airflow_provider_taskq.worker.persistent_worker import PersistentWorker
     from airflow_provider_taskq.worker.runtime import WorkerStopped
     from airflow_provider_taskq.worker.scheduler import Scheduler
     from airflow_provider_taskq.worker.statistics import WorkerStatistics
     from airflow_provider_taskq.worker.watchdog import HandlerStuck
-    from airflow_provider_taskq.worker.worker import Worker
+    from airflow_provider_taskq.worker.worker import PersistentWorker, Worker
 
 # __getattr__ imports a module when one of its names is used, so a worker of plain functions loads no composites.
 _MODULES = {
@@ -53,13 +52,12 @@ _MODULES = {
     "groups": ("GroupMode", "Groups"),
     "limiter": ("Limiter", "PriorityLimiter"),
     "listener": ("WorkerListener",),
-    "persistent_worker": ("PersistentWorker",),
     "metrics_endpoint": ("MetricsEndpoint",),
     "runtime": ("WorkerStopped",),
     "scheduler": ("Scheduler",),
     "statistics": ("WorkerStatistics",),
     "watchdog": ("HandlerStuck",),
-    "worker": ("Worker",),
+    "worker": ("PersistentWorker", "Worker"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

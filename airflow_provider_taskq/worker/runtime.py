@@ -33,9 +33,8 @@ from airflow_provider_taskq.worker.idle_wait import IdleWait
 from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseKeeper, UpkeepThread
 from airflow_provider_taskq.worker.limiter import NO_TOKEN, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
-from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.returns import ReturnedTasks
-from airflow_provider_taskq.worker.services import RepeatedService
+from airflow_provider_taskq.worker.services import NotificationListener, PeriodicService
 from airflow_provider_taskq.worker.statistics import WorkerCounters
 from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watchdog
 
@@ -87,7 +86,7 @@ class WorkerRuntime:
         self._encode: JsonEncoder = json_text
         self.error: BaseException | None = None  # of the limiter, which ended all polls
         upkeep = UpkeepThread(self.keeper.owner_names, connect, config.lease, config.call_limit())
-        self._services: list[RepeatedService] = [self.keeper, upkeep, self.watchdog]
+        self._services: list[PeriodicService] = [self.keeper, upkeep, self.watchdog]
         if config.listen:
             self._services.append(NotificationListener(connect, "taskq", self._on_notification, self.idle_wait.wake))
         self._place, self._numbers = worker_instance_id(), itertools.count(1)

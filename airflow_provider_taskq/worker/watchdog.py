@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
-from airflow_provider_taskq.worker.services import RepeatedService
+from airflow_provider_taskq.worker.services import PeriodicService
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class _Watched:
     timed_out: bool = False
 
 
-class Watchdog(RepeatedService):
+class Watchdog(PeriodicService):
     """Watches the batches that handlers work on, and calls `check` at least once a second. Makes no network call."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Watchdog(RepeatedService):
         self._check = check
         self._watched: dict[int, _Watched] = {}
         self._lock = threading.Lock()
-        super().__init__("taskq watchdog")
+        super().__init__("taskq watchdog", connect=None)
 
     def add(self, batch: InFlightBatch) -> None:
         """Start to watch a batch. Call this method before the handler."""

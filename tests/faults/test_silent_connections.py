@@ -9,9 +9,9 @@ import pytest
 from airflow_provider_taskq.queue import NewTask, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import CallTimeout
-from airflow_provider_taskq.worker import Batch, Timeouts, notification_listener
-from airflow_provider_taskq.worker.notification_listener import NotificationListener
-from airflow_provider_taskq.worker.persistent_worker import CHANNEL
+from airflow_provider_taskq.worker import Batch, Timeouts, services
+from airflow_provider_taskq.worker.services import NotificationListener
+from airflow_provider_taskq.worker.worker import CHANNEL
 from tests.faults.conftest import MakeWorker, Named, ends
 from tests.faults.tcp_proxy import TcpProxy
 from tests.internals import interrupted, lapse_lease
@@ -135,8 +135,8 @@ def test_a_participant_may_take_longer_than_a_call_of_the_queue(
 def test_a_listener_without_notifications_tests_its_connection(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notification_listener, "_SILENCE_SECONDS", 0.2)
-    monkeypatch.setattr(notification_listener, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(services, "_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(services, "_ANSWER_SECONDS", 0.5)
     heard: list[str] = []
     listening = threading.Semaphore(0)
     listener = NotificationListener(lambda: connect(proxy.dsn(dsn)), CHANNEL, heard.append, listening.release)

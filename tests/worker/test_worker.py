@@ -37,7 +37,7 @@ from airflow_provider_taskq.worker import (
 )
 from airflow_provider_taskq.worker.connection import DatabaseSession, connection_factory
 from airflow_provider_taskq.worker.idle_wait import IdleWait
-from airflow_provider_taskq.worker.notification_listener import NotificationListener
+from airflow_provider_taskq.worker.services import NotificationListener
 from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, lapse, states, until
 from tests.worker.conftest import HOUR, FatalListener, Gate, MakeWorker, listeners
