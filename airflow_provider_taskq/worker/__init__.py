@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     )
     from airflow_provider_taskq.worker.composite import Composite
     from airflow_provider_taskq.worker.composite_run import StepMode
-    from airflow_provider_taskq.worker.config import SlowReports
+    from airflow_provider_taskq.worker.config import GroupMode, Groups, SlowReports
     from airflow_provider_taskq.worker.connection import Timeouts
     from airflow_provider_taskq.worker.functions import batch, each
-    from airflow_provider_taskq.worker.groups import GroupMode, Groups
     from airflow_provider_taskq.worker.handlers import (
         UNDECIDED,
         ForeignDecision,
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
         TaskResultException,
         WorkHandler,
     )
+    from airflow_provider_taskq.worker.lease import HandlerStuck
     from airflow_provider_taskq.worker.limiter import Limiter, PriorityLimiter
     from airflow_provider_taskq.worker.listener import WorkerListener
     from airflow_provider_taskq.worker.metrics_endpoint import MetricsEndpoint
     from airflow_provider_taskq.worker.runtime import WorkerStopped
     from airflow_provider_taskq.worker.scheduler import Scheduler
     from airflow_provider_taskq.worker.statistics import WorkerStatistics
-    from airflow_provider_taskq.worker.watchdog import HandlerStuck
     from airflow_provider_taskq.worker.worker import PersistentWorker, Worker
 
 # __getattr__ imports a module when one of its names is used, so a worker of plain functions loads no composites.
@@ -45,18 +44,17 @@ _MODULES = {
     "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release", "SupplementError"),
     "composite": ("Composite",),
     "composite_run": ("StepMode",),
-    "config": ("SlowReports",),
+    "config": ("GroupMode", "Groups", "SlowReports"),
     "connection": ("Timeouts",),
     "functions": ("batch", "each"),
     "handlers": ("UNDECIDED", "ForeignDecision", "HandlerOutcome", "TaskResultException", "WorkHandler"),
-    "groups": ("GroupMode", "Groups"),
     "limiter": ("Limiter", "PriorityLimiter"),
     "listener": ("WorkerListener",),
     "metrics_endpoint": ("MetricsEndpoint",),
     "runtime": ("WorkerStopped",),
     "scheduler": ("Scheduler",),
     "statistics": ("WorkerStatistics",),
-    "watchdog": ("HandlerStuck",),
+    "lease": ("HandlerStuck",),
     "worker": ("PersistentWorker", "Worker"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -256,7 +256,8 @@ class BatchCommitter:
     def _abandon(self, batch: InFlightBatch, error: LeaseLost | WorkerStopped) -> None:
         if isinstance(error, LeaseLost):
             self._runtime.keeper.lose(batch.lease, error)
-        self._account_for(batch, {})
+        following, batch.following = batch.following, ()
+        self._account_for(batch, {}, len(following))
         self._runtime.listeners.on_error(batch.trace, error)
 
     def release(self, batch: InFlightBatch) -> None:
@@ -269,8 +270,9 @@ class BatchCommitter:
         else:
             self._account_for(batch, {})
 
-    def _account_for(self, batch: InFlightBatch, committed: Mapping[Task, Decision]) -> None:
+    def _account_for(self, batch: InFlightBatch, committed: Mapping[Task, Decision], lost: int = 0) -> None:
         batch.committed = committed
         batch.lease.remove(batch)
-        batch.token.release()
-        self._runtime.count_end(len(batch.batch.tasks), committed)
+        if not batch.following:  # the next batch of the group has the same token
+            batch.token.release()
+        self._runtime.count_end(len(batch.batch.tasks) + lost, committed)

@@ -1,10 +1,11 @@
-"""Leases of owners, the batches that are held under them, and threads that extend and expire leases."""
+"""Leases of owners, the batches that are held under them, and the threads that watch over both."""
 
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +15,10 @@ from airflow_provider_taskq.queue import Decision, LeaseLost, Owner, Task, TaskQ
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.batches import Batch
+from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, heartbeat_limit
 from airflow_provider_taskq.worker.limiter import Token
+from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.services import PeriodicService
 
 log = logging.getLogger(__name__)
@@ -24,22 +27,30 @@ _LONGEST_RETRY_PAUSE = 5.0
 _LONGEST_UPKEEP_INTERVAL = 60.0
 _SHORTEST_UPKEEP_PAUSE = 0.05
 _UPKEEP_REST_FACTOR = 4.0
+_LONGEST_CHECK_INTERVAL = 1.0  # seconds between two checks of a Watchdog
 
 
 class InFlightBatch:
-    """A polled batch until its end. The first thread that claims the batch decides how it ends."""
+    """A polled batch until its end. The first thread that claims the batch decides how it ends.
 
-    def __init__(self, batch: Batch, lease: "Lease", token: Token, trace: Any) -> None:
+    :param following: the tasks of its group that are handled after the commit of this batch, and held until then.
+    """
+
+    def __init__(self, batch: Batch, lease: "Lease", token: Token, trace: Any, following: Sequence[Task] = ()) -> None:
         self.batch = batch
         self.lease = lease
         self.token = token
         self.trace = trace
-        self.replace_thread: Callable[[], None] | None = None  # of the loop that handles it, if the handler is stuck
-        self.next: InFlightBatch | None = None  # of its group, which starts after the commit of this one
+        self.following = following
         self.committed: Mapping[Task, Decision] = {}
         self.abandoned_for: BaseException | None = None
         self._is_claimed = False
         self._lock = threading.Lock()
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks of the batch, and those that follow in its group."""
+        return [*self.batch.tasks, *self.following]
 
     def claim(self, abandoned_for: BaseException | None = None) -> bool:
         """Claim the end of the batch. Return True to the first caller only."""
@@ -104,16 +115,6 @@ class Lease:
         with self._lock:
             self._batches.pop(id(batch), None)
 
-    def replace(self, batches: Sequence[InFlightBatch], joined: InFlightBatch) -> bool:
-        """Hold these batches as one. Return False if the lease is lost: then its batches are abandoned."""
-        with self._lock:
-            if self.lost is not None:
-                return False
-            for batch in batches:
-                del self._batches[id(batch)]
-            self._batches[id(joined)] = joined
-            return True
-
     def abandon(self, batch: InFlightBatch, reason: BaseException) -> bool:
         """Take a batch away from its handler. Return False if another thread has claimed it."""
         if not batch.abandon(reason):
@@ -157,9 +158,7 @@ class LeaseKeeper(PeriodicService):
         self._interval = length / 3
         self._on_loss = on_loss
         self._leases: dict[int, Lease] = {}
-        # Leases that are lost by this machine's clock only: they may exist in the database. This worker must not expire
-        # them itself.
-        self._unreachable: dict[int, Lease] = {}
+        self._names: set[str] = set()
         self._lock = threading.Lock()
         longest = max(0.1, min(self._interval / 10, _LONGEST_RETRY_PAUSE))
         backoff = Backoff(min(0.1, self._interval), longest)
@@ -172,14 +171,15 @@ class LeaseKeeper(PeriodicService):
             return list(self._leases.values())
 
     def owner_names(self) -> list[str]:
-        """Return the owners of all leases that may exist in the database."""
+        """Return the owners of all leases so far. A lease that is lost by the clock may exist in the database."""
         with self._lock:
-            return list({lease.owner.name for lease in (*self._leases.values(), *self._unreachable.values())})
+            return list(self._names)
 
     def add(self, lease: Lease) -> None:
         """Add a lease to extend."""
         with self._lock:
             self._leases[id(lease)] = lease
+            self._names.add(lease.owner.name)
 
     def remove(self, lease: Lease) -> None:
         """Remove a lease, which then lapses unless it is released."""
@@ -196,8 +196,6 @@ class LeaseKeeper(PeriodicService):
         """Mark overdue leases as lost, without a call to the database: the network may block the heartbeats."""
         for lease in self.leases:
             if (error := lease.overdue()) is not None:
-                with self._lock:
-                    self._unreachable[id(lease)] = lease
                 self.lose(lease, error)
 
     def release(self, session: DatabaseSession, lease: Lease) -> bool:
@@ -213,14 +211,8 @@ class LeaseKeeper(PeriodicService):
 
     def _run_once(self) -> float:
         oldest = min((lease.extended_at for lease in self.leases), default=math.inf)
-        if not self._unreachable and (pause := oldest + self._interval - time.monotonic()) > 0:
+        if (pause := oldest + self._interval - time.monotonic()) > 0:
             return min(pause, self._interval)
-        self._extend_all()
-        return self._interval
-
-    def _extend_all(self) -> None:
-        with self._lock:
-            unreachable = list(self._unreachable.values())
         for lease in self.leases:
             try:
                 self._extend(lease)
@@ -230,13 +222,7 @@ class LeaseKeeper(PeriodicService):
                     if self._leases.pop(id(lease), None) is not None:
                         self._leases[id(lease)] = lease
                 raise
-        if unreachable:
-            # If this call succeeds, the database can be reached again, and UpkeepThread may expire these leases.
-            with self._session.queue() as queue:
-                queue.owner(unreachable[0].owner.name)
-            with self._lock:
-                for lease in unreachable:
-                    self._unreachable.pop(id(lease), None)
+        return self._interval
 
     def _extend(self, lease: Lease) -> None:
         began = time.monotonic()
@@ -253,7 +239,8 @@ class UpkeepThread(PeriodicService):
     """Carries out upkeep (`TaskQueue.maintain`) every third of a lease, at least every minute.
 
     It leaves out the owners of `own_names()`: a worker must not expire them after the database could not be reached. It
-    is no part of the LeaseKeeper, as an expiry of many tasks is slow, and heartbeats must not wait for it.
+    registers them again, or other programs expire them. It is no part of the LeaseKeeper, as an expiry of many tasks is
+    slow, and heartbeats must not wait for it.
     """
 
     def __init__(
@@ -270,3 +257,65 @@ class UpkeepThread(PeriodicService):
         # The server rests for longer than the call took.
         rest = max(_SHORTEST_UPKEEP_PAUSE, _UPKEEP_REST_FACTOR * (time.monotonic() - began))
         return min(self._interval, rest) if has_more else self._interval
+
+
+class HandlerStuck(Exception):
+    """A handler took longer than its limit. Its tasks are FAILED, and its later decisions are ignored."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    batch: InFlightBatch
+    began: float
+    report_at: float
+
+
+class Watchdog(PeriodicService):
+    """Watches the batches that handlers work on, and calls `check` at least once a second. Makes no network call."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        listeners: ListenerDispatcher,
+        check: Callable[[], None],
+    ) -> None:
+        self._listeners = listeners
+        self._slow_after = config.slow_reports.after.total_seconds()
+        self._report_every = config.slow_reports.every.total_seconds()
+        self._limit = config.limit
+        self._check = check
+        self._watched: dict[int, _Watched] = {}
+        self._lock = threading.Lock()
+        super().__init__("taskq watchdog", connect=None)
+
+    def add(self, batch: InFlightBatch) -> None:
+        """Start to watch a batch. Call this method before the handler."""
+        now = time.monotonic()
+        with self._lock:
+            self._watched[id(batch)] = _Watched(batch, now, now + self._slow_after)
+
+    def remove(self, batch: InFlightBatch) -> float:
+        """End the watch of a batch. Return the seconds since `add`."""
+        with self._lock:
+            watched = self._watched.pop(id(batch))
+        return time.monotonic() - watched.began
+
+    def _run_once(self) -> float:
+        self._check_handlers()
+        self._check()
+        durations = (self._slow_after, self._report_every, self._limit and self._limit.total_seconds())
+        return min(_LONGEST_CHECK_INTERVAL, *(each / 4 for each in durations if each))
+
+    def _check_handlers(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            watched = list(self._watched.values())
+        for each in watched:
+            if now >= each.report_at:
+                each.report_at = now + self._report_every
+                batch, seconds = each.batch, now - each.began
+                stack = "\n".join(f"{activity.name}:\n{activity.stack()}" for activity in batch.batch.activities())
+                log.warning("handler is slow: %s seconds=%.1f stack:\n%s", batch.describe(), seconds, stack)
+                self._listeners.on_stuck(batch.trace, seconds, stack)
+            if self._limit is not None and now - each.began >= self._limit.total_seconds():
+                each.batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self._limit}"))

@@ -5,11 +5,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import closing
-from datetime import datetime
-from itertools import repeat
-from typing import Any, Protocol
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 
@@ -19,38 +17,131 @@ from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_
 from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
-from airflow_provider_taskq.worker.groups import Groups, chain_batches
-from airflow_provider_taskq.worker.handlers import (
-    TaskResultException,
-    WorkHandler,
-    complete_decisions,
-    decision_on,
-    failures_of_unreadable,
-    is_undecided,
-    start_batch,
-)
-from airflow_provider_taskq.worker.idle_wait import IdleWait
-from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseKeeper, UpkeepThread
+from airflow_provider_taskq.worker.handlers import WorkHandler
+from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseKeeper, UpkeepThread, Watchdog
 from airflow_provider_taskq.worker.limiter import NO_TOKEN, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
-from airflow_provider_taskq.worker.returns import ReturnedTasks
 from airflow_provider_taskq.worker.services import NotificationListener, PeriodicService
 from airflow_provider_taskq.worker.statistics import WorkerCounters
-from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watchdog
+
+if TYPE_CHECKING:
+    from airflow_provider_taskq.worker.loops import Loop
 
 log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.2  # between two checks of `is_hurried`
+_IDLE_FACTOR = 4.0  # least pause after an empty poll, as a multiple of its duration
+_AT_ONCE = timedelta(seconds=1)  # the same limit as in taskq_internal.skip_immediate_returns
+T = TypeVar("T")
 
 
 class WorkerStopped(Exception):
     """The worker stopped before a batch was committed."""
 
 
-class WorkerLoop(Protocol):
-    """A loop of a worker, which runs in a thread of its own. Another thread may take the place of a stuck one."""
+class IdleWait:
+    """Pauses the threads of a worker after polls that find nothing.
 
-    thread: threading.Thread
+    One thread polls periodically, the others sleep. `wake` lets all of them poll, as after a full batch.
+
+    :param seconds: the least pause between two polls of the thread that polls periodically.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._polling = False
+        self._wakes = 0
+        self._ended = False
+
+    def wakes(self) -> int:
+        """Return the number of wakes so far. Read it before a poll: a wake during the poll ends the next wait."""
+        return self._wakes
+
+    def wait(self, wakes: int, took: float = 0.0, is_woken: Callable[[], bool] = lambda: False) -> None:
+        """Wait for the time of the next poll: after the pause, or at once if there was a wake since `wakes`.
+
+        :param took: seconds that the last empty poll took. A slow poll makes the pause longer, so that empty polls take
+            at most a fifth of the time.
+        :param is_woken: ends the wait of this thread only; called again after `wake_decided`.
+        """
+
+        def is_over() -> bool:
+            return self._ended or self._wakes > wakes or is_woken()
+
+        with self._changed:
+            if self._polling:
+                self._changed.wait_for(lambda: is_over() or not self._polling)
+            if is_over():
+                return
+            self._polling = True
+            self._changed.wait_for(is_over, self.seconds_after(took))
+            self._polling = False
+            # notify() alone might reach a thread in `sleep`, and no thread would take over the periodic polls.
+            self._changed.notify_all()
+
+    def wait_for(self, find: Callable[[], T], *, or_end: bool = False) -> T:
+        """Wait until `find()` returns something true, and return it; with `or_end` return at `end`, too.
+
+        Calls `find` under the lock of this object, again after each `wake_decided`.
+        """
+        with self._changed:
+            while not (found := find()) and not (or_end and self._ended):
+                self._changed.wait()
+            return found
+
+    def seconds_after(self, took: float) -> float:
+        """Return the pause, in seconds, after an empty poll that took `took` seconds."""
+        return max(self._seconds, _IDLE_FACTOR * took)
+
+    def sleep(self, wakes: int, seconds: float, is_woken: Callable[[], bool] = lambda: False) -> None:
+        """Wait `seconds`, or until a wake after `wakes`, whether or not another thread polls."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._wakes > wakes or is_woken(), seconds)
+
+    def wake_decided(self) -> None:
+        """Let the waiting threads call their `is_woken`."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let all waiting threads poll at once."""
+        with self._changed:
+            self._wakes += 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """End the waits of all threads. Later waits return at once."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+class ReturnedTasks:
+    """The tasks of a drain that may come back at once, and their attempts. Any thread may use this object.
+
+    These are snoozes of less than a second, undecided tasks, and failures. A failure within the task's ttl is not
+    counted as an attempt. A task that a poll hands out again in the same attempt has come back at once. The drain does
+    not handle it again, but holds it until its leases end, so that no other poll of the drain gets it.
+    """
+
+    def __init__(self) -> None:
+        self._attempts: dict[Task, int] = {}
+
+    def note(self, committed: Mapping[Task, Decision]) -> None:
+        """Note the committed decisions after which a task may come back at once."""
+        for task, decision in committed.items():
+            snoozed = decision.result is Result.SUSPENSION and decision.delay is not None and decision.delay < _AT_ONCE
+            if snoozed or decision.result is Result.FAILURE:
+                self._attempts[task] = task.attempt
+
+    def without(self, polled: Polled) -> Polled:
+        """Return the polled tasks without those that came back at once."""
+        if not self._attempts:
+            return polled
+        fresh = Polled(task for task in polled if self._attempts.get(task) != task.attempt)
+        fresh.fence = polled.fence
+        return fresh
 
 
 class WorkerRuntime:
@@ -73,8 +164,8 @@ class WorkerRuntime:
         self.returned = ReturnedTasks() if drains else None
         self.idle_wait = IdleWait(config.pause.total_seconds())
         self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), self._on_lease_lost)
-        self.watchdog = Watchdog(config, self.listeners, self._handler_timed_out, self.keeper.check_clock)
-        self._loops: Sequence[WorkerLoop] = ()
+        self.watchdog = Watchdog(config, self.listeners, self.keeper.check_clock)
+        self._loops: Sequence[Loop] = ()
         self.has_lease = threading.Event()  # set when a thread holds a lease
         self.idle = threading.Event()  # set when a poll found nothing while no task was in flight
         self.stopping = threading.Event()  # when set, no thread starts another batch
@@ -92,7 +183,7 @@ class WorkerRuntime:
         self._place, self._numbers = worker_instance_id(), itertools.count(1)
         self.owner_prefix = f"{config.name}/{self._place}"
 
-    def start(self, loops: Sequence[WorkerLoop], timeout: float | None) -> None:
+    def start(self, loops: Sequence["Loop"], timeout: float | None) -> None:
         """Start all threads, and return when one of them holds a lease. Stop them if it raises an error."""
         with closing(self.session()) as session, session.queue() as queue:
             # Raises the error of a worker that cannot work: no server, another schema, no topic, no such condition.
@@ -134,12 +225,13 @@ class WorkerRuntime:
 
     def _wait_for_loops(self, deadline: float | None, is_hurried: Callable[[], bool]) -> None:
         """Wait until all threads but this one have ended, at most until `deadline`, or until `is_hurried()`."""
+        current = threading.current_thread()
         for loop in self._loops:
-            while (thread := loop.thread).is_alive() and thread is not threading.current_thread() and not is_hurried():
+            while loop.thread.is_alive() and current not in (loop.thread, loop.calling) and not is_hurried():
                 left = _CHECK_SECONDS if deadline is None else min(_CHECK_SECONDS, deadline - time.monotonic())
                 if left <= 0:
                     return
-                thread.join(left)
+                loop.thread.join(left)
 
     def rooms(self) -> list[int]:
         """Return how many batches each loop may have open. The sum is what the handler's `open_batches` returns."""
@@ -176,61 +268,30 @@ class WorkerRuntime:
                 held = {task.identifier for task in set(polled).difference(fresh)}
                 fresh[:] = [task for task in fresh if task.identifier not in held]
             polled = fresh
+        self.counters.poll_ended(polled)
         if not polled:
             return None
-        self.counters.polled(polled, 1 if self.config.groups is None else len(polled))
-        if self.config.groups is None:
-            return self._in_flight(polled, polled.fence, lease, token)
-        # A group has one token, which goes back with its last batch.
-        tokens = [*repeat(NO_TOKEN, len(polled) - 1), token]
-        return chain_batches(
-            [self._in_flight([task], polled.fence, lease, own) for task, own in zip(polled, tokens, strict=True)]
-        )
+        size = len(polled) if self.config.groups is None else 1  # a task of a group is a batch of its own
+        owner = BatchOwner(lease.owner.name, polled.fence)
+        return self._in_flight(polled[:size], polled[size:], owner, lease, token)
 
-    def _in_flight(self, tasks: Sequence[Task], fence: int, lease: Lease, token: Token) -> InFlightBatch:
-        batch = Batch(tasks, BatchOwner(lease.owner.name, fence), self._encode)
-        in_flight = InFlightBatch(batch, lease, token, self.listeners.on_start(tasks))
+    def next_in_group(self, ended: InFlightBatch) -> InFlightBatch:
+        """Return the batch that follows in its group. It has the token of the group."""
+        self.counters.batch_started()
+        following = ended.following
+        return self._in_flight(following[:1], following[1:], ended.batch.owner, ended.lease, ended.token)
+
+    def _in_flight(
+        self, tasks: Sequence[Task], following: Sequence[Task], owner: BatchOwner, lease: Lease, token: Token
+    ) -> InFlightBatch:
+        trace = self.listeners.on_start(tasks)
+        in_flight = InFlightBatch(Batch(tasks, owner, self._encode), lease, token, trace, following)
         lease.add(in_flight)
         return in_flight
-
-    def call_handler(self, in_flight: InFlightBatch) -> Any:
-        """Call the handler in this thread. Return what it returns or raises."""
-        batch = in_flight.batch
-        self.listeners.on_dispatched(in_flight.trace)
-        self.watchdog.add(in_flight)
-        returned: Any
-        try:
-            with batch.running(self.handler_name):
-                returned = start_batch(self.handler, batch)
-        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it ends the batch, not the worker
-            returned = error
-        if not isinstance(returned, Future):
-            self.handler_ended(in_flight)
-        return returned
 
     def handler_ended(self, batch: InFlightBatch) -> None:
         """Note that the handler, or the Future that it returned, has ended."""
         self.counters.handled(self.watchdog.remove(batch))
-
-    def outcome(self, in_flight: InFlightBatch, returned: Any) -> dict[Task, Decision] | BaseException | None:
-        """Claim the batch, and return the decisions of its handler, or the error that fails the whole batch.
-
-        Return None if the batch was abandoned before.
-        """
-        if not in_flight.claim():
-            return None
-        tasks = in_flight.batch.tasks
-        try:
-            outcome = complete_decisions(self.handler_name, tasks, _result_of(returned))
-        except TaskResultException as error:
-            outcome = {**dict.fromkeys(tasks, decision_on(error)), **failures_of_unreadable(tasks)}
-        except BaseException as error:  # noqa: BLE001 -- as above
-            return error
-        if self.returned is None:  # the worker would poll an undecided task again without a pause
-            snooze = Decision(Result.SUSPENSION, delay=self.config.pause)
-            outcome = {task: snooze if is_undecided(decision) else decision for task, decision in outcome.items()}
-        self.listeners.on_callback(in_flight.trace, outcome)
-        return outcome
 
     def count_end(self, tasks: int, committed: Mapping[Task, Decision]) -> None:
         """Count the committed decisions of a batch, and the other ones of its tasks as abandoned."""
@@ -243,7 +304,7 @@ class WorkerRuntime:
     def on_abandoned(self, batch: InFlightBatch) -> None:
         """Count, log and report a batch that was taken away from its handler. Its tasks are polled again later."""
         batch.token.release()
-        self.count_end(len(batch.batch.tasks), {})
+        self.count_end(len(batch.tasks), {})
         log.warning("batch abandoned: %s reason=%s", batch.describe(), batch.abandoned_for)
         if batch.abandoned_for is not None:
             self.listeners.on_error(batch.trace, batch.abandoned_for)
@@ -263,28 +324,12 @@ class WorkerRuntime:
                 reachable = reachable and self.keeper.release(session, lease)
                 self.keeper.remove(lease)
             if self.config.groups is not None and reachable:
-                self._unlock(session, self.config.groups)
-
-    def _unlock(self, session: DatabaseSession, groups: Groups) -> None:
-        try:
-            with session.queue() as queue:
-                groups.unlock(queue, self.config.topic, self.owner_prefix)
-        except (TaskQueueError, psycopg.Error) as error:
-            log.warning("cluster lock not released, it will lapse: topic=%s error=%s", self.config.topic, error)
-
-    def _handler_timed_out(self, batch: InFlightBatch) -> None:
-        """Let the loop of a handler that exceeds its limit fail the batch, in another thread if it is stuck."""
-        batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self.config.limit}"))
-        # The batch may have been abandoned before, with its lease: the thread is stuck all the same.
-        if batch.replace_thread is not None and not self.stopped.is_set():
-            batch.replace_thread()
+                try:
+                    with session.queue() as queue:
+                        self.config.groups.unlock(queue, self.config.topic, self.owner_prefix)
+                except (TaskQueueError, psycopg.Error) as error:
+                    log.warning("cluster lock not released, it will lapse: topic=%s error=%s", self.config.topic, error)
 
     def _on_notification(self, topic: str) -> None:
         if topic == self.config.topic:
             self.idle_wait.wake()
-
-
-def _result_of(returned: Any) -> Any:
-    if isinstance(returned, BaseException):
-        raise returned
-    return returned.result() if isinstance(returned, Future) else returned

@@ -70,14 +70,9 @@ class WorkerCounters:
         """Tasks that are handled or prefetched now."""
         return self._counts["in_flight"]
 
-    def polled(self, tasks: Sequence[Task], batches: int) -> None:
-        """Count the end of a poll that found these tasks, which are this many batches."""
-        with self._lock:
-            self._counts["in_flight"] += len(tasks)
-            self._counts["batches"] += batches
-            self._counts["polling"] -= 1
-        for record in self._recorders:
-            record_polled(record, tasks)
+    def batch_started(self) -> None:
+        """Count a batch of tasks that were in flight before."""
+        self._add({"batches": 1})
 
     def handled(self, seconds: float) -> None:
         """Record that a handler took this many seconds for a batch."""
@@ -99,29 +94,29 @@ class WorkerCounters:
         numbers |= {"undecided": undecided, "handled": len(committed) - undecided}
         self._add({**numbers, "abandoned": tasks - len(committed), "in_flight": -tasks})
 
-    def poll_started(self, completing: int, *, retried: bool) -> int | None:
+    def poll_started(self, completing: int, *, retried: bool) -> int:
         """Count the start of a poll, which completes some tasks in flight, or replaces one that got no answer.
 
-        Return a mark for `is_quiet` and `poll_ended`, or None if other tasks are in flight.
+        Return a mark for `is_quiet`, which has no match if other tasks are in flight.
         """
         with self._lock:
             self._counts["polling"] += not retried
-            return self._counts["batches"] if self._counts["in_flight"] == completing else None
+            return self._counts["batches"] if self._counts["in_flight"] == completing else -1
 
-    def is_quiet(self, quiet: int | None) -> bool:
-        """Return whether no task was in flight, and no other poll ran, since the poll of this mark started."""
-        with self._lock:
-            counts = self._counts
-            return quiet == counts["batches"] and counts["polling"] == 1 and not counts["in_flight"]
-
-    def poll_ended(self, quiet: int | None) -> bool | None:
-        """Count the end of a poll that found nothing.
-
-        Return whether no task was in flight during the poll, or None if one is in flight now.
-        """
+    def poll_ended(self, tasks: Sequence[Task] = ()) -> None:
+        """Count the end of a poll, and the batch of the tasks that it found."""
         with self._lock:
             self._counts["polling"] -= 1
-            return None if self._counts["polling"] or self._counts["in_flight"] else quiet == self._counts["batches"]
+            self._counts["batches"] += bool(tasks)
+            self._counts["in_flight"] += len(tasks)
+        for record in self._recorders if tasks else ():
+            record_polled(record, tasks)
+
+    def is_quiet(self, since: int | None = None) -> bool:
+        """Return whether no poll runs, no task is in flight, and no batch has started since the poll of this mark."""
+        with self._lock:
+            counts = self._counts
+            return not counts["polling"] and not counts["in_flight"] and since in (None, counts["batches"])
 
     def snapshot(self) -> WorkerStatistics:
         """Return the current values."""

@@ -64,7 +64,7 @@ class UnansweredClaims:
     def find(self, queue: TaskQueue, lease: Lease, topic: str) -> Polled:
         """Return the tasks that the owner holds and this process does not know. If it fails, it stays due."""
         # Known before the call: meanwhile other threads may end batches of this lease, but they add none.
-        known = {task for batch in lease.batches for task in batch.batch.tasks}
+        known = {task for batch in lease.batches for task in batch.tasks}
         found = Polled(task for task in queue.held(lease.owner, topic) if task not in known)
         if found:
             found.fence = queue.draw_fence(lease.owner)
@@ -98,7 +98,7 @@ class UnansweredCommit:
         held = {task: task.attempt for task in queue.held(owner)}
         for other in in_flight.lease.batches:
             if other is not in_flight:
-                for task in other.batch.tasks:
+                for task in other.tasks:
                     # The call without an answer made the task ready, and a later poll claimed it again.
                     held.pop(task, None)
         left = {task: decision for task, decision in decisions.items() if held.get(task) == task.attempt}

@@ -20,8 +20,7 @@ from airflow_provider_taskq.queue.metrics import Recorder
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, connection_factory
 from airflow_provider_taskq.worker.functions import handler_of
-from airflow_provider_taskq.worker.poll_loop import polling_loops
-from airflow_provider_taskq.worker.prefetch import prefetching_loops
+from airflow_provider_taskq.worker.loops import loops_of
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
 from airflow_provider_taskq.worker.services import CHECK_SECONDS, NotificationListener, StopSignals
 from airflow_provider_taskq.worker.statistics import WorkerCounters, WorkerStatistics
@@ -96,8 +95,7 @@ class Worker(WorkerConfig):
                 self._runtime.stop(0)  # an error of the limiter has ended its polls only
             self._hurried = False
             runtime = WorkerRuntime(self, self.connect, self._handler, self._counters, drains=drain)
-            loops = prefetching_loops(runtime) if self.prefetch else polling_loops(runtime)
-            runtime.start(loops, to_seconds(timeout))
+            runtime.start(loops_of(runtime), to_seconds(timeout))
             self._runtime = self._last_runtime = runtime
             return True
 

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_taskq.consumer import Consumer, MemoryTracker
 from airflow_provider_taskq.queue import Condition, NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, TaskResultException, batch, each
-from airflow_provider_taskq.worker.groups import GroupMode, Groups
+from airflow_provider_taskq.worker.config import GroupMode, Groups
 from tests.conftest import SharedDatabase
 from tests.consumer.consumers import Heard, quick, until_at_end
 from tests.faults.poison import POISON, poison

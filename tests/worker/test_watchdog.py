@@ -12,7 +12,6 @@ import pytest
 from airflow_provider_taskq.queue import State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, SlowReports, WorkerListener, batch, each
 from airflow_provider_taskq.worker.lease import InFlightBatch
-from airflow_provider_taskq.worker.loop import Loop
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -106,14 +105,15 @@ def test_a_stuck_batch_is_failed_although_the_worker_stops_meanwhile(
     worker.start()
     runtime = worker._runtime
     assert runtime is not None
-    replace_thread = Loop._replace_thread
+    abandon = InFlightBatch.abandon
 
-    def replace_and_stop(loop: Loop, batch: InFlightBatch) -> None:
-        replace_thread(loop, batch)
-        runtime.stop(20)
-        stopped.set()
+    def abandon_and_stop(batch: InFlightBatch, reason: BaseException) -> bool:
+        if abandoned := abandon(batch, reason):
+            runtime.stop(20)
+            stopped.set()
+        return abandoned
 
-    monkeypatch.setattr(Loop, "_replace_thread", replace_and_stop)
+    monkeypatch.setattr(InFlightBatch, "abandon", abandon_and_stop)
     queue.push("work", ["a"])
     worker.resume()
     assert stopped.wait(30)
@@ -134,7 +134,7 @@ def test_a_stuck_thread_with_a_lost_lease_is_replaced_at_its_limit(queue: TaskQu
     worker.start()
     assert started.wait(10)
     queue.register(queue.owners()[0].name)  # replaces the fence, which the worker notices at its next heartbeat
-    until(lambda: states(queue) == [("hangs", State.ACTIVE), ("next", State.SUCCEEDED)])
+    until(lambda: states(queue) == [("hangs", State.FAILED), ("next", State.SUCCEEDED)])  # it hangs a second time
     go_on.set()
     assert worker.statistics().abandoned == 1
 

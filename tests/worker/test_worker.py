@@ -36,7 +36,7 @@ from airflow_provider_taskq.worker import (
     poll_loop,
 )
 from airflow_provider_taskq.worker.connection import DatabaseSession, connection_factory
-from airflow_provider_taskq.worker.idle_wait import IdleWait
+from airflow_provider_taskq.worker.runtime import IdleWait
 from airflow_provider_taskq.worker.services import NotificationListener
 from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, lapse, states, until
