@@ -42,6 +42,10 @@ class Composite:
         thread of a worker may have several batches open. With 0, `handle` runs the batch in the calling thread.
     """
 
+    _threads: CompositeThreads | None
+    _open: set[Future[Decisions]]
+    _lock: threading.Lock
+
     def __init__(self, name: str, *, threads: int | None = None, concurrency: int = 0) -> None:
         to_integer(concurrency, "concurrency", 0)
         if threads is not None:
@@ -200,8 +204,7 @@ class Composite:
 
     def __setstate__(self, state: _State) -> None:
         self.name, self.steps, self.contexts, self._options = state
-        self._threads: CompositeThreads | None = None
-        self._open: set[Future[Decisions]] = set()
+        self._threads, self._open = None, set()
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:

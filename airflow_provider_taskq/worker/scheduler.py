@@ -59,7 +59,8 @@ class Scheduler(PeriodicService):
 
     def __init__(self, dsn: str | Connect | None = None) -> None:
         self.schedules: list[TickSchedule] = []
-        super().__init__("scheduler", connection_factory(dsn))
+        self._connect = connection_factory(dsn)
+        super().__init__("scheduler", self._connect)
 
     def add(self, topic: str, prefix: str, version: Json, interval: DurationLike, make: MakeTicks) -> None:
         """Add a schedule whose ticks `make(now)` returns. `interval` is the time between installations.

@@ -33,7 +33,7 @@ from airflow_provider_taskq.worker import (
     Worker,
     WorkerListener,
     batch,
-    poll_loop,
+    loops,
 )
 from airflow_provider_taskq.worker.connection import DatabaseSession, connection_factory
 from airflow_provider_taskq.worker.runtime import IdleWait
@@ -276,7 +276,7 @@ def test_a_drain_polls_again_if_a_concurrent_poll_hid_ready_tasks(
         queue.push("work", ["b"])
         other.commit()
         hold_turns(other)
-        monkeypatch.setattr(poll_loop, "MAX_RECHECKS", 3)
+        monkeypatch.setattr(loops, "MAX_RECHECKS", 3)
         assert worker.drain().handled == 2
     assert "ready tasks are left, as an open transaction locks them: worker=work topic=work" in caplog.text
     assert states(queue)[2] == ("b", State.READY)
