@@ -92,36 +92,31 @@ def storable_decision(decision: Decision, encode: JsonEncoder) -> Decision:
 def run_commit_hook(queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision]) -> None:
     """Call a hook and merge its decisions into `decisions`. An error undoes its writes and fails its tasks."""
     concerned = {task: decision for task, decision in decisions.items() if hook.tasks is None or task in hook.tasks}
-    if not concerned:
-        return
-    if hook.failed_with is not None:
-        failure = Decision(Result.FAILURE, error=hook.failed_with)
-        returned: Mapping[Task, Decision] | None = dict.fromkeys(concerned, failure)
-    else:
-        returned = _call_hook(queue, hook, concerned)
-    for task, decision in (returned or {}).items():
+    returned = _call_hook(queue, hook, concerned) if concerned else {}
+    for task, decision in returned.items():
         decisions[task] = decisions[task].merge(decision)
 
 
-def _call_hook(queue: TaskQueue, hook: CommitHook, concerned: dict[Task, Decision]) -> Mapping[Task, Decision] | None:
+def _call_hook(queue: TaskQueue, hook: CommitHook, concerned: dict[Task, Decision]) -> Mapping[Task, Decision]:
+    if hook.failed_with is not None:
+        return dict.fromkeys(concerned, Decision(Result.FAILURE, error=hook.failed_with))
     try:
         with handler_statements(queue.conn, savepoint=True):
             returned = hook.call(queue, dict(concerned))
-            _check_hook(hook, returned, concerned)
+            if returned is not None:
+                _check_hook(hook, returned, concerned)
     except Exception as error:
         if isinstance(error, hook.success_on) and not queue.conn.closed:
-            return None
+            return {}
         if classify(error) in (Fault.RETRY, Fault.SHORTAGE, Fault.TIMEOUT):
             raise CommitHookInterrupted(hook, error) from error
         if queue.conn.closed:
             raise
         return dict.fromkeys(concerned, Decision(Result.FAILURE, error=error))
-    return returned
+    return returned or {}
 
 
-def _check_hook(hook: CommitHook, returned: Mapping[Task, Decision] | None, concerned: Mapping[Task, Decision]) -> None:
-    if returned is None:
-        return
+def _check_hook(hook: CommitHook, returned: Mapping[Task, Decision], concerned: Mapping[Task, Decision]) -> None:
     name = f"commit hook {name_of(hook.call)}"
     if missing := [str(task.sequence) for task in concerned if task not in returned]:
         raise LookupError(f"{name} returned no decisions for tasks that it got: {', '.join(missing[:10])}")

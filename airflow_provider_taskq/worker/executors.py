@@ -103,9 +103,9 @@ class Threads(CallExecutor):
 class OtherExecutor(CallExecutor):
     """An executor of threads, which the user shuts down. A call that runs cannot be given up."""
 
-    def __init__(self, executor: Executor, user: str) -> None:
+    def __init__(self, executor: Executor) -> None:
         if isinstance(executor, ProcessPoolExecutor):
-            raise TypeError(f"{user}: a ProcessPoolExecutor cannot share the batch: use each(function, processes=...)")
+            raise TypeError("each: a ProcessPoolExecutor cannot share the batch: use each(function, processes=...)")
         self._executor = executor
 
     def open(self, function: object) -> None:

@@ -75,7 +75,7 @@ def each(
     if processes:
         return ProcessHandler(function, success_on, Processes(processes))
     if executor is not None:
-        return EachHandler(function, success_on, OtherExecutor(executor, "each"))
+        return EachHandler(function, success_on, OtherExecutor(executor))
     if threads > 1:
         return EachHandler(function, success_on, Threads(threads, "taskq handler"))
     return EachHandler(function, success_on, None, concurrency)

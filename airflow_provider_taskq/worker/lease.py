@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +43,7 @@ class InFlightBatch:
         self.following = following
         self.committed: Mapping[Task, Decision] = {}
         self.abandoned_for: BaseException | None = None
+        self.began = self.report_at = 0.0  # of the handler, for the Watchdog
         self._is_claimed = False
         self._lock = threading.Lock()
 
@@ -93,19 +93,19 @@ class Lease:
         self.extended_at = time.monotonic() if since is None else since
         self._on_abandon = on_abandon
         self._lost_after = owner.lease.total_seconds() if lost_after is None else lost_after
-        self._batches: dict[int, InFlightBatch] = {}
+        self._batches: set[InFlightBatch] = set()
         self._lock = threading.Lock()
 
     @property
     def batches(self) -> list[InFlightBatch]:
         """The batches that are held under the lease now."""
         with self._lock:
-            return list(self._batches.values())
+            return list(self._batches)
 
     def add(self, batch: InFlightBatch) -> None:
         """Add a batch. Abandon it at once if the lease is lost already."""
         with self._lock:
-            self._batches[id(batch)] = batch
+            self._batches.add(batch)
             lost = self.lost
         if lost is not None:
             self.abandon(batch, lost)
@@ -113,7 +113,7 @@ class Lease:
     def remove(self, batch: InFlightBatch) -> None:
         """Remove a batch that has ended."""
         with self._lock:
-            self._batches.pop(id(batch), None)
+            self._batches.discard(batch)
 
     def abandon(self, batch: InFlightBatch, reason: BaseException) -> bool:
         """Take a batch away from its handler. Return False if another thread has claimed it."""
@@ -263,42 +263,31 @@ class HandlerStuck(Exception):
     """A handler took longer than its limit. Its tasks are FAILED, and its later decisions are ignored."""
 
 
-@dataclass(slots=True)
-class _Watched:
-    batch: InFlightBatch
-    began: float
-    report_at: float
-
-
 class Watchdog(PeriodicService):
     """Watches the batches that handlers work on, and calls `check` at least once a second. Makes no network call."""
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        listeners: ListenerDispatcher,
-        check: Callable[[], None],
-    ) -> None:
+    def __init__(self, config: WorkerConfig, listeners: ListenerDispatcher, check: Callable[[], None]) -> None:
         self._listeners = listeners
         self._slow_after = config.slow_reports.after.total_seconds()
         self._report_every = config.slow_reports.every.total_seconds()
         self._limit = config.limit
         self._check = check
-        self._watched: dict[int, _Watched] = {}
+        self._watched: set[InFlightBatch] = set()
         self._lock = threading.Lock()
         super().__init__("taskq watchdog", connect=None)
 
     def add(self, batch: InFlightBatch) -> None:
         """Start to watch a batch. Call this method before the handler."""
-        now = time.monotonic()
+        batch.began = time.monotonic()
+        batch.report_at = batch.began + self._slow_after
         with self._lock:
-            self._watched[id(batch)] = _Watched(batch, now, now + self._slow_after)
+            self._watched.add(batch)
 
     def remove(self, batch: InFlightBatch) -> float:
         """End the watch of a batch. Return the seconds since `add`."""
         with self._lock:
-            watched = self._watched.pop(id(batch))
-        return time.monotonic() - watched.began
+            self._watched.remove(batch)
+        return time.monotonic() - batch.began
 
     def _run_once(self) -> float:
         self._check_handlers()
@@ -309,13 +298,13 @@ class Watchdog(PeriodicService):
     def _check_handlers(self) -> None:
         now = time.monotonic()
         with self._lock:
-            watched = list(self._watched.values())
-        for each in watched:
-            if now >= each.report_at:
-                each.report_at = now + self._report_every
-                batch, seconds = each.batch, now - each.began
+            watched = list(self._watched)
+        for batch in watched:
+            seconds = now - batch.began
+            if now >= batch.report_at:
+                batch.report_at = now + self._report_every
                 stack = "\n".join(f"{activity.name}:\n{activity.stack()}" for activity in batch.batch.activities())
                 log.warning("handler is slow: %s seconds=%.1f stack:\n%s", batch.describe(), seconds, stack)
                 self._listeners.on_stuck(batch.trace, seconds, stack)
-            if self._limit is not None and now - each.began >= self._limit.total_seconds():
-                each.batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self._limit}"))
+            if self._limit is not None and seconds >= self._limit.total_seconds():
+                batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self._limit}"))

@@ -277,7 +277,7 @@ class WorkerRuntime:
 
     def next_in_group(self, ended: InFlightBatch) -> InFlightBatch:
         """Return the batch that follows in its group. It has the token of the group."""
-        self.counters.batch_started()
+        self.counters.add(batches=1)
         following = ended.following
         return self._in_flight(following[:1], following[1:], ended.batch.owner, ended.lease, ended.token)
 
@@ -310,7 +310,7 @@ class WorkerRuntime:
             self.listeners.on_error(batch.trace, batch.abandoned_for)
 
     def _on_lease_lost(self, error: LeaseLost) -> None:
-        self.counters.lease_lost()
+        self.counters.add(leases_lost=1)
         self.listeners.on_fatal(error)
 
     def _release_leases(self) -> None:

@@ -70,18 +70,10 @@ class WorkerCounters:
         """Tasks that are handled or prefetched now."""
         return self._counts["in_flight"]
 
-    def batch_started(self) -> None:
-        """Count a batch of tasks that were in flight before."""
-        self._add({"batches": 1})
-
     def handled(self, seconds: float) -> None:
         """Record that a handler took this many seconds for a batch."""
         for record in self._recorders:
             record(RUN_TIME, seconds)
-
-    def lease_lost(self) -> None:
-        """Count a lease that was lost."""
-        self._add({"leases_lost": 1})
 
     def ended(self, tasks: int, committed: Collection[Decision]) -> None:
         """Count the end of a batch: the results of committed decisions, and the other tasks as abandoned."""
@@ -91,8 +83,8 @@ class WorkerCounters:
         undecided = sum(map(is_undecided, committed)) if results[Result.SUSPENSION] else 0
         results[Result.SUSPENSION] -= undecided
         numbers = {_FIELDS[Result(place)]: number for place, number in enumerate(results) if number}
-        numbers |= {"undecided": undecided, "handled": len(committed) - undecided}
-        self._add({**numbers, "abandoned": tasks - len(committed), "in_flight": -tasks})
+        handled = len(committed) - undecided
+        self.add(**numbers, handled=handled, undecided=undecided, abandoned=tasks - len(committed), in_flight=-tasks)
 
     def poll_started(self, completing: int, *, retried: bool) -> int:
         """Count the start of a poll, which completes some tasks in flight, or replaces one that got no answer.
@@ -123,8 +115,8 @@ class WorkerCounters:
         with self._lock:
             return WorkerStatistics(**{field.name: self._counts[field.name] for field in fields(WorkerStatistics)})
 
-    def _add(self, numbers: Mapping[str, int]) -> None:
-        """Add to counters and send them to the recorders."""
+    def add(self, **numbers: int) -> None:
+        """Add to counters, by their names, and send the numbers to the recorders."""
         with self._lock:
             for name, number in numbers.items():
                 self._counts[name] += number
