@@ -11,7 +11,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Executor, Future, InvalidStateError, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -104,6 +104,8 @@ class OtherExecutor(CallExecutor):
     """An executor of threads, which the user shuts down. A call that runs cannot be given up."""
 
     def __init__(self, executor: Executor) -> None:
+        from concurrent.futures import ProcessPoolExecutor  # loads multiprocessing
+
         if isinstance(executor, ProcessPoolExecutor):
             raise TypeError("each: a ProcessPoolExecutor cannot share the batch: use each(function, processes=...)")
         self._executor = executor
