@@ -395,7 +395,7 @@ def finishing(wanted: SchemaStep) -> str:
     )
     record = ", ".join(f"ARRAY[{column}]" for column in (numbers, *texts))
     return (
-        f"SELECT taskq_internal.record_migrations({record}), taskq_internal.set_planner_costs(),"
+        f"SELECT taskq_internal.record_migrations({record}), taskq_internal.set_planner_settings(),"
         " taskq_internal.secure_schema(), taskq_internal.create_rows()"
     )
 

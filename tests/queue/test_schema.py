@@ -236,7 +236,7 @@ def test_objects_of_others_that_depend_on_a_view_are_named_and_never_dropped(
     verify(empty)
 
 
-ALWAYS = ["every_topic", "migrations", "privileges", "task_info"]
+ALWAYS = ["every_topic", "granted", "migrations", "privileges", "task_info"]
 READABLE = "SELECT relname FROM pg_class WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v' ORDER BY 1"
 
 

@@ -66,6 +66,18 @@ def test_no_file_and_no_line_is_too_long_to_be_read_at_once() -> None:
     assert [line for path in lines for line in lines[path] if len(line) > WIDEST] == []
 
 
+PLANNER = re.compile(r"\bSET (?:enable_\w+|\w+_cost|plan_cache_mode|work_mem)\b")
+PROFILE = re.compile(r"^ {5}'([\w\s]+)'\)", re.MULTILINE)  # the functions of a profile
+
+
+def test_only_the_profiles_of_public_functions_set_the_planner() -> None:
+    assert [name for name, (_, text) in places().items() if PLANNER.search(text)] == []
+    named = " ".join(PROFILE.findall((SOURCES / "base/planner.sql").read_text())).split()
+    assert "poll" in named
+    assert [name for name in named if f"taskq.{name}" not in places()] == []
+    assert len(set(named)) == len(named)
+
+
 def test_each_function_compiles_without_a_warning(empty_dsn: str) -> None:
     warnings: list[str | None] = []
     with psycopg.connect(empty_dsn, options="-c plpgsql.extra_warnings=all") as conn:

@@ -3,9 +3,8 @@
 CREATE FUNCTION taskq.poll(
     p_topic text, p_owner text, p_fence bigint, p_size int DEFAULT 1, p_order text DEFAULT 'FIRST_IN_FIRST_OUT',
     p_condition text DEFAULT 'NONE'
-)
-RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+) RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic   taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_claimed bigint[] := taskq_internal.claim_for_owner(v_topic, p_owner, p_fence, p_size, p_order, p_condition);
@@ -29,7 +28,7 @@ the lease has lapsed or no longer exists. Raises TQ000 for an unknown order or c
 condition above READ COMMITTED.';
 
 CREATE FUNCTION taskq.claim(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
-RETURNS int LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_chunk int := 50000;  -- limits the server's memory for a claim of millions
     v_got   int;
@@ -49,7 +48,7 @@ COMMENT ON FUNCTION taskq.claim IS
 taskq.poll, such as TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.ready(p_topic text, p_limit int DEFAULT 1, p_condition text DEFAULT 'NONE') RETURNS int
-LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE'),
@@ -61,8 +60,7 @@ hold. Under a condition it also leaves out identifiers that open transactions ho
 no locks. Raises TQ001 for an unknown topic, and TQ000 for an unknown condition.';
 
 -- An open poll under a condition holds all identifiers that it examines, even those of which it claims no task.
-CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean
-LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
+CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'UPDATE'), 1, p_condition, true) > 0;
@@ -74,7 +72,7 @@ proves it, except for rows that an open transaction holds. Raises TQ001 for an u
 condition.';
 
 CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
-RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE SET plan_cache_mode = force_generic_plan AS $$
+RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE AS $$
     SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL
         THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()),
             coalesce(u.condition, 'NONE')) END
@@ -88,7 +86,7 @@ The count is NULL for an unknown topic.';
 
 CREATE FUNCTION taskq.poll_batch(p_topic text, p_owner text, p_fence bigint, p_identifiers int, p_size int)
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
@@ -134,7 +132,7 @@ CREATE FUNCTION taskq.exchange(
     p_delays interval[], p_summaries text[], p_topic text, p_size int, p_order text, p_condition text,
     p_attempts int[] DEFAULT NULL
 ) RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF cardinality(p_sequences) > 0 THEN
         PERFORM taskq.complete(p_owner, p_fence, p_sequences, p_results, p_outputs, p_errors, p_delays, p_summaries,

@@ -4,9 +4,7 @@
 -- all tasks.
 CREATE FUNCTION taskq.held_bounds(
     p_owner text, p_fence bigint, p_topic text, p_parts int, p_until timestamptz DEFAULT NULL
-)
-RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_custom_plan AS $$
+) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_topic_id int := CASE WHEN p_topic IS NOT NULL
@@ -42,14 +40,10 @@ has no lease under p_fence, and TQ001 for an unknown topic.';
 
 -- The plan reads both tables in the order of their sequences and merges them. This needs neither a sort nor a hash of
 -- the payloads, which took half of the time of a read.
--- work_mem keeps the rows of 50,000 tasks out of temporary files.
 CREATE FUNCTION taskq.held_slice(
     p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint, p_until timestamptz DEFAULT NULL
-)
-RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
-               redelivered boolean, priority int, created timestamptz, available_at timestamptz)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off
-SET enable_hashjoin = off SET enable_sort = off SET plan_cache_mode = force_custom_plan SET work_mem = '32MB' AS $$
+) RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
+               redelivered boolean, priority int, created timestamptz, available_at timestamptz) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_owner taskq_internal.owner;
@@ -101,7 +95,7 @@ reads a task without a decision once in a lease. With p_until it leaves out the 
 Raises TQ005 if the owner has no lease under p_fence.';
 
 CREATE FUNCTION taskq.claim_batch(p_topic text, p_owner text, p_fence bigint, p_size int, p_condition text) RETURNS int
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
@@ -186,8 +180,7 @@ if no drain has this name.';
 -- The query finds the tasks that have ended since p_since by the block range index of `completed`. The expressions with
 -- `+ 0` keep the planner from other indexes, with which it would read the whole history of the topic.
 CREATE FUNCTION taskq.count_ended_by(p_topic text, p_owner text, p_since timestamptz)
-RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off
-SET enable_nestloop = off AS $$
+RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
@@ -203,8 +196,7 @@ whose names begin with p_owner and a slash. A task that waits for its retry has 
 topic.';
 
 CREATE FUNCTION taskq.find_failed_by(p_topic text, p_owner text, p_since timestamptz, p_size int)
-RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE SET enable_seqscan = off
-SET enable_indexscan = off SET enable_nestloop = off AS $$
+RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
@@ -222,7 +214,7 @@ It includes the tasks of owners whose names begin with p_owner and a slash. Rais
 CREATE FUNCTION taskq.task_bounds(
     p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz,
     p_until timestamptz, p_parts int
-) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_low      bigint := greatest(p_low, 0);
@@ -252,7 +244,7 @@ CREATE FUNCTION taskq.task_slice(
 ) RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
                  redelivered boolean, state text, descent text, status text, owner text, crashes int, priority int,
                  created timestamptz, available_at timestamptz, completed timestamptz, output text, error text)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET work_mem = '32MB' AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
 BEGIN

@@ -38,8 +38,7 @@ partitions of a resolver are at different places. Raises TQ001 for an unknown to
 under p_fence, and TQ000 for a number or a level out of range and above READ COMMITTED.';
 
 CREATE FUNCTION taskq.read_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_size int)
-RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
@@ -81,7 +80,7 @@ TQ008 if p_size is below 1. Raises TQ000 above READ COMMITTED or on a standby.';
 CREATE FUNCTION taskq.advance_partition(
     p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint,
     p_error text DEFAULT NULL
-) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_partition taskq_internal.consumer_partition
@@ -131,7 +130,7 @@ CREATE FUNCTION taskq.partition_states(p_topic text DEFAULT NULL, p_size int DEF
 RETURNS TABLE (group_name text, topic text, partitions int, level int, resolver text, partition int, member text,
                fence bigint, lease_until timestamptz, lapsed boolean, cursor bigint, advanced timestamptz,
                behind bigint, behind_since timestamptz, failed timestamptz, error text)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
     SELECT h.group_name, p.name, h.partitions, h.level, h.resolver, h.partition, o.name, h.fence, o.lease_until,

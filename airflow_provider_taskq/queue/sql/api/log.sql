@@ -19,8 +19,7 @@ sequence is at or above its floor. The columns since and application are NULL fo
 owner of the schema has pg_read_all_stats. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.events(p_topic text, p_after bigint, p_size int, p_partition int, p_partitions int, p_level int)
-RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
@@ -84,8 +83,7 @@ following tasks again, also those that it has skipped. If another transaction st
 its end, and the later commit wins. The call also waits for a transaction that changes the division of the group or
 removes the group. Raises TQ001 for an unknown topic, and TQ008 for an invalid name.';
 
-CREATE FUNCTION taskq.log_end(p_topic text, p_after bigint, p_size bigint) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq.log_end(p_topic text, p_after bigint, p_size bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
     v_horizon  bigint;
@@ -107,7 +105,7 @@ TQ001 for an unknown topic. Raises TQ000 above READ COMMITTED, on a standby, or 
 reached.';
 
 CREATE FUNCTION taskq.log_bounds(p_topic text, p_after bigint, p_end bigint, p_parts int)
-RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
@@ -127,9 +125,7 @@ this database has not reached.';
 
 CREATE FUNCTION taskq.log_slice(p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int,
-               created timestamptz)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET work_mem = '32MB' AS $$
+               created timestamptz) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;

@@ -14,8 +14,7 @@ COMMENT ON FUNCTION taskq.cancel IS
 them keep waiting. Returns how many tasks it canceled. Raises TQ001 for an unknown topic, and TQ003 as
 taskq.change_waiting does.';
 
-CREATE FUNCTION taskq.purge_past_ttl(p_topic text, p_size int) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.purge_past_ttl(p_topic text, p_size int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
     v_now   timestamptz := clock_timestamp();
@@ -44,7 +43,7 @@ removed. Never waits: a task that another transaction holds stays. Raises TQ001 
 CREATE FUNCTION taskq.change_waiting(
     p_topic text, p_sequences bigint[], p_due timestamptz DEFAULT NULL, p_priority int DEFAULT NULL,
     p_attempts int DEFAULT NULL, p_paused boolean DEFAULT NULL
-) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
     v_now   timestamptz := clock_timestamp();
@@ -151,11 +150,9 @@ COMMENT ON FUNCTION taskq.purge_all IS
 another transaction holds stays. Raises TQ001 for an unknown topic.';
 
 -- The function scans the ended tasks once, and only if there is an owner to remove.
-CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint
-LANGUAGE plpgsql SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_found bigint[];
-    v_named bigint[];
     v_count bigint;
 BEGIN
     PERFORM taskq_internal.require_read_committed('purge_owners()');
@@ -168,12 +165,9 @@ BEGIN
     IF cardinality(v_found) = 0 THEN
         RETURN 0;
     END IF;
-    v_named := ARRAY(SELECT DISTINCT l.holder FROM taskq_internal.live l JOIN unnest(v_found) AS u (owner_id)
-                    ON u.owner_id = l.holder
-                    UNION
-                    SELECT DISTINCT e.holder FROM taskq_internal.ended e JOIN unnest(v_found) AS u (owner_id)
-                        ON u.owner_id = e.holder);
-    DELETE FROM taskq_internal.owner WHERE owner_id = ANY (v_found) AND owner_id <> ALL (v_named);
+    DELETE FROM taskq_internal.owner WHERE owner_id = ANY (v_found) AND owner_id NOT IN (
+        SELECT l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL
+        UNION SELECT e.holder FROM taskq_internal.ended e WHERE e.holder IS NOT NULL);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
@@ -270,7 +264,7 @@ arguments.';
 
 CREATE FUNCTION taskq.reassign(
     p_topic text, p_result int, p_sequences bigint[], p_state int, p_from bigint, p_to bigint
-) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_found    bigint[];
@@ -324,9 +318,7 @@ of any session removes tasks for a minute. Never waits. Raises TQ000 above READ 
 -- The settings apply to the functions below, too: each read walks an index, up to its limit.
 CREATE FUNCTION taskq.health(p_patience interval DEFAULT '5 minutes')
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
-               remedy text)
-LANGUAGE sql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+               remedy text) LANGUAGE sql AS $$
     WITH patience AS (SELECT taskq_internal.clamp_age(p_patience) AS patience),
     found AS MATERIALIZED (
         SELECT 'waiting tasks' AS subject, f.* FROM patience, taskq_internal.health_of_topics(patience) f

@@ -108,7 +108,7 @@ taskq.expire ended it. With p_claim it returns the owner only if the owner holds
 fence.';
 
 CREATE FUNCTION taskq.release(p_owner text, p_fence bigint, p_crashed boolean DEFAULT false) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint;
 BEGIN
@@ -155,8 +155,7 @@ hold tasks of this topic. Raises TQ001 for an unknown topic, and TQ000 above REA
 
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int,
-               redelivered boolean)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+               redelivered boolean) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_owner_id bigint := (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.name = p_owner AND o.fence = p_fence

@@ -18,16 +18,16 @@ BEGIN
     SELECT array_agg(h.topic_id), array_agg(h.held), array_agg(h.consumers), coalesce(sum(h.held), 0) = 10000
     INTO v_topic_ids, v_held, v_consumers, v_capped FROM taskq_internal.count_held_by_topic() h;
     FOR v_topic IN
-        SELECT p.topic_id, p.name, p.paused, coalesce(h.held, 0) AS held, coalesce(h.consumers, 0) AS consumers
-        FROM taskq_internal.topic p LEFT JOIN unnest(v_topic_ids, v_held, v_consumers) AS h (topic_id, held, consumers)
-            ON h.topic_id = p.topic_id
+        SELECT p.topic_id, p.name, p.paused, array_position(v_topic_ids, p.topic_id) AS place
+        FROM taskq_internal.topic p
         WHERE (p_after IS NULL OR p.name > p_after) AND taskq_internal.may_access(p.name, 'SELECT')
           AND CASE WHEN p_exact THEN p.name = p_search ELSE p_search IS NULL
               OR strpos(lower(p.name), lower(p_search)) > 0 END
         ORDER BY p.name LIMIT greatest(p_size, 0)
     LOOP
         topic := v_topic.name; paused := v_topic.paused;
-        running := v_topic.held; running_capped := v_capped; consumers := v_topic.consumers;
+        running := coalesce(v_held[v_topic.place], 0); running_capped := v_capped;
+        consumers := coalesce(v_consumers[v_topic.place], 0);
         SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked,
             paused_tasks
         FROM taskq_internal.count_waiting(v_topic.topic_id, greatest(p_cap, 0)) r;
@@ -52,8 +52,7 @@ running_capped tells whether there are more. A role that is limited to topics ge
 
 CREATE FUNCTION taskq.browse_owners(p_search text, p_exact boolean, p_after bigint, p_size int, p_budget int)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, lapsed boolean, seen timestamptz,
-               held bigint, topics text[])
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+               held bigint, topics text[]) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_count int;
@@ -89,8 +88,7 @@ even without a lease. The column held counts up to 1,000 tasks. If the budget en
 its fence is the p_after of the next call.';
 
 CREATE FUNCTION taskq.browse_holders(p_topic text)
-RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
@@ -120,7 +118,7 @@ holder has, or that stay blocked until their shortest time is over.';
 
 CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
 RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id   bigint := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -159,8 +157,7 @@ CREATE FUNCTION taskq.find_tasks(
     p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz,
     p_until timestamptz, p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int,
     OUT sequences bigint[], OUT looked_to bigint
-) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_state    int := coalesce(p_state, taskq_internal.state_of_status(p_status));
@@ -199,8 +196,7 @@ upper or lower case. p_error_group is a group of taskq.error_groups. The call re
 index. If the budget ends first, looked_to is the p_after of the next call. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_sequence bigint := CASE WHEN p_text ~ '^#?[0-9]{1,18}$' THEN ltrim(p_text, '#')::bigint END;
@@ -229,8 +225,7 @@ RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, sta
                attempt int, crashes int, redelivered boolean, priority int, created timestamptz,
                available_at timestamptz, completed timestamptz, owner text, lease_until timestamptz, error text,
                error_summary text, payload_bytes int, output_bytes int, waited interval, ran interval)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -256,8 +251,7 @@ are cut to p_error characters. With p_error 0 the rows have only the summaries o
 tell how long the last attempt waited for its poll and how long it ran. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int)
-RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -280,8 +274,7 @@ COMMENT ON FUNCTION taskq.browse_held IS
 p_workers true it includes the tasks of up to 1,000 owners whose names begin with p_owner and a slash.';
 
 CREATE FUNCTION taskq.find_claimed(p_topic text, p_owner text, p_since timestamptz, p_budget int)
-RETURNS TABLE (sequence bigint, state int) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = on AS $$
+RETURNS TABLE (sequence bigint, state int) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -304,7 +297,7 @@ COMMENT ON FUNCTION taskq.find_claimed IS
 order. Reads the newest p_budget ended tasks of the topic. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[]
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
@@ -322,8 +315,7 @@ COMMENT ON FUNCTION taskq.find_pushed IS
 Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[])
-RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -339,8 +331,7 @@ COMMENT ON FUNCTION taskq.newest_sequences IS
 identifier without a task. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.dependencies(p_topic text, p_sequence bigint)
-RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -359,8 +350,7 @@ COMMENT ON FUNCTION taskq.dependencies IS
 at most fifty rows. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.task_texts(p_topic text, p_sequence bigint, p_length int)
-RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
+RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN

@@ -12,8 +12,7 @@ COMMENT ON FUNCTION taskq.push_task IS
 'Stores one task like taskq.push, under a name with a single signature. It is for clients that find a function by the
 names of its arguments and not by their types, such as PostgREST.';
 
-CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'INSERT')).topic_id;
 BEGIN
@@ -47,7 +46,7 @@ CREATE FUNCTION taskq.offer_many(
     p_references text[] DEFAULT NULL, p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL,
     p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL, p_offset int DEFAULT 0, OUT outcomes text[],
     OUT sequences bigint[]
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_topic taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_new   record;
@@ -79,8 +78,7 @@ Returns the results in input order. If an identifier is repeated, its later offe
 p_offset is the number of tasks in earlier calls, which errors add to positions. Raises the errors of taskq.offer: TQ001
 for an unknown topic, TQ002, TQ008 and TQ000.';
 
-CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.lock_topic_shared(topic, 'INSERT')).topic_id;
 BEGIN
@@ -97,8 +95,7 @@ COMMITTED.';
 
 -- The function locks the buckets in their order, so two calls never wait for each other. Two identifiers share a bucket
 -- by chance with a probability of 1 in 65,536.
-CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_buckets int[] := ARRAY(SELECT DISTINCT 65536 + (hashtext(p_topic || '/' || u.identifier) & 65535)
                              FROM unnest(p_identifiers) AS u (identifier));
@@ -124,7 +121,7 @@ deadlock. A caller that offers in several calls locks all identifiers first. Rai
 CREATE FUNCTION taskq_internal.offer_one(
     p_topic taskq_internal.topic, p_if_exists text, p_identifier text, p_payload text, p_reference text,
     p_available_at timestamptz, p_delay interval, p_ttl interval, p_priority int, OUT outcome text, OUT sequence bigint
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_waiting taskq_internal.live;

@@ -1,7 +1,6 @@
 -- Readers: tasks, counts and results, why a task is not running, and waits for many topics at once.
 
-CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
@@ -12,7 +11,7 @@ COMMENT ON FUNCTION taskq.task IS
 for an unknown topic.';
 
 CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_sequences bigint[];
@@ -31,7 +30,7 @@ an unknown topic.';
 CREATE FUNCTION taskq.page(
     p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text,
     p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL
-) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic     taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_order     text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
@@ -117,8 +116,7 @@ last sequence that was created at or before the moment. Returns NULL if there is
 more than ten seconds, the same times occur in two places, and the result may be at either.';
 
 CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint, OUT reason text, OUT waits_normally boolean)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_live     taskq_internal.live;
@@ -155,8 +153,7 @@ unknown topic.';
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
 RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text,
                other bigint, error text, error_summary text, waited interval, ran interval)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -227,9 +224,7 @@ The number is -1 for an unknown topic.';
 CREATE FUNCTION taskq.watch_tasks(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
     p_state_identifiers text[]
-) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT 'ready', u.place::int, n.number, CASE WHEN u.aged AND n.number > 0
@@ -270,7 +265,7 @@ BEGIN
     v_open := ARRAY(
         SELECT k.number FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
         WHERE NOT EXISTS (SELECT FROM taskq_internal.group_release j WHERE j.name = p_name AND j.topic_id = v_topic_id
-                          AND j.key = k.key)
+                          AND j.key = k.key OFFSET 0)
         ORDER BY k.number);
     v_released := (SELECT (taskq_internal.release_groups(v_topic_id, array_agg(m.identifier), array_agg(m.number),
             p_junction)).numbers
@@ -302,8 +297,7 @@ COMMENT ON FUNCTION taskq.purge_group_releases IS
 CREATE FUNCTION taskq.topic_status(p_topics text[], p_conditions text[], p_cap int)
 RETURNS TABLE ("position" int, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused bigint,
                running bigint, topic_paused boolean, paused_by text, paused_since timestamptz)
-LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -330,8 +324,7 @@ column position is the position in the arrays, from 1. An unknown topic has no r
 -- while a move of the topic's tables holds the lock, the number is NULL, and a later call returns it.
 CREATE FUNCTION taskq_internal.watch_groups(
     p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
-) RETURNS TABLE (place int, number int) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
-SET enable_nestloop = off SET enable_mergejoin = off AS $$
+) RETURNS TABLE (place int, number int) LANGUAGE plpgsql AS $$
 DECLARE
     v_wait record;
 BEGIN

@@ -95,8 +95,7 @@ COMMENT ON FUNCTION taskq.check_stage IS
 'Checks that a stage still accepts rows. An executor that stages rows calls it as its last statement. Raises TQ007 if
 the stage was committed or abandoned, and TQ005 if the owner has no lease under p_fence.';
 
-CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM taskq_internal.check_stage_access(p_stage);
     RETURN coalesce((SELECT completed FROM taskq_internal.stage WHERE stage = p_stage),

@@ -3,7 +3,7 @@
 CREATE FUNCTION taskq.statistics(p_within interval, p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, ended bigint, succeeded bigint, failed bigint, retried bigint, retries bigint,
                shortest float8, mean float8, longest float8, p50 float8, p90 float8, p95 float8, p99 float8)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_since    timestamptz := clock_timestamp() - taskq_internal.clamp_age(p_within);
@@ -111,8 +111,7 @@ and the time of the last failure. Reads the newest p_budget tasks of each kind. 
 that it read. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.throughput(p_span interval, p_spans int, p_topic text DEFAULT NULL, p_pages int DEFAULT 2000)
-RETURNS TABLE (topic text, span int, state int, count bigint, sampled double precision) LANGUAGE plpgsql
-SET plan_cache_mode = force_custom_plan AS $$
+RETURNS TABLE (topic text, span int, state int, count bigint, sampled double precision) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_now   timestamptz := clock_timestamp();

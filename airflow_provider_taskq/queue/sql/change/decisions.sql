@@ -12,7 +12,7 @@ CREATE FUNCTION taskq.complete(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
     p_errors text[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_summaries text[] DEFAULT NULL,
     p_attempts int[] DEFAULT NULL
-) RETURNS bigint LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id  bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_done      bigint[] := '{}';
@@ -55,8 +55,7 @@ FAILURE with attempts left the task is READY again. Raises TQ005 if the owner ha
 tasks that the owner does not hold in the given attempt, and TQ002 for an invalid result or output.';
 
 -- Returns the topics, in order, of those of the given tasks that the owner holds.
-CREATE FUNCTION taskq_internal.held_topics(p_owner_id bigint, p_sequences bigint[]) RETURNS int[]
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.held_topics(p_owner_id bigint, p_sequences bigint[]) RETURNS int[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
         SELECT DISTINCT topic_id FROM taskq_internal.live
@@ -106,8 +105,7 @@ END $$;
 CREATE FUNCTION taskq_internal.end_tasks(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[],
     p_summaries text[], p_attempts int[]
-) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_nestloop = off SET enable_mergejoin = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_ended bigint[];
 BEGIN
@@ -138,7 +136,7 @@ END $$;
 CREATE FUNCTION taskq_internal.return_to_ready(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[],
     p_delays interval[], p_attempts int[]
-) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz;
     v_late_before timestamptz;

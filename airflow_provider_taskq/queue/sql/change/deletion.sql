@@ -3,7 +3,7 @@
 -- Deletes tasks whose rows this transaction holds, and all their related rows. Wakes the tasks that depend on them.
 -- With p_spare it keeps the latest task of an identifier on which a waiting task depends. Returns how many it deleted.
 CREATE FUNCTION taskq_internal.delete_tasks(p_topic_id int, p_sequences bigint[], p_spare boolean) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_gone        bigint[] := p_sequences;
     v_identifiers text[];
@@ -33,7 +33,7 @@ END $$;
 -- Drops a topic. Raises lock_not_available if the caller has to repeat the attempt. A transaction that reads or changes
 -- tasks holds their rows in live or ended, which therefore come first.
 CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text) RETURNS boolean
-LANGUAGE plpgsql SET lock_timeout = '500ms' SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
     v_table    text;

@@ -33,7 +33,7 @@ for an unknown topic, and TQ000 for an unknown junction.';
 -- released tasks.
 CREATE FUNCTION taskq_internal.release_groups(
     p_topic_id int, p_identifiers text[], p_groups int[], p_junction text, OUT identifiers text[], OUT numbers int[]
-) LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_suspended bigint[];
     v_of        text[];  -- their identifiers
@@ -72,7 +72,7 @@ END $$;
 
 -- Returns the identifiers of the groups that have all their identifiers in p_present.
 CREATE FUNCTION taskq_internal.identifiers_of_complete_groups(p_identifiers text[], p_groups int[], p_present text[])
-RETURNS text[] LANGUAGE plpgsql SET enable_nestloop = off SET enable_mergejoin = off AS $$
+RETURNS text[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
         SELECT DISTINCT m.identifier FROM unnest(p_identifiers, p_groups) AS m (identifier, number)
@@ -84,8 +84,7 @@ END $$;
 -- Returns the identifiers that have a task in any state but REDUNDANT. It looks at the newest tasks of each identifier
 -- first: the very first one usually suffices.
 CREATE FUNCTION taskq_internal.identifiers_with_tasks(p_topic_id int, p_identifiers text[]) RETURNS text[]
-LANGUAGE plpgsql SET enable_nestloop = on SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
         SELECT n.identifier FROM (SELECT DISTINCT unnest(p_identifiers) AS identifier) n

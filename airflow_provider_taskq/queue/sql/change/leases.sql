@@ -9,8 +9,7 @@
 
 -- Ends the lapsed leases of owners that hold tasks of a topic, for a poll that has found nothing. Never waits, and
 -- writes nothing if there are none. Returns whether it gave a task back.
-CREATE FUNCTION taskq_internal.take_back_lapsed(p_topic_id int) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.take_back_lapsed(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
@@ -22,8 +21,7 @@ END $$;
 -- Counts a crash for each task that an owner holds, and takes the tasks from it. This is the one place that counts
 -- crashes. The policy of the topic decides on each task. A task that was held with others is never FAILED: one of the
 -- others may be the cause. Returns how many tasks the owner held.
-CREATE FUNCTION taskq_internal.count_crash(p_holder bigint) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.count_crash(p_holder bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_tasks int := (SELECT count(*) FROM taskq_internal.live WHERE holder = p_holder);
 BEGIN
@@ -67,7 +65,7 @@ $$;
 -- retry waits for the probe. The next poll checks a task with dependencies, because a newer task of one may have been
 -- pushed while the task was held. Returns how many tasks it changed.
 CREATE FUNCTION taskq_internal.give_back(p_holder bigint, p_deferred_only boolean, p_crashed int) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
 BEGIN
@@ -112,7 +110,7 @@ END $$;
 -- tasks these owners held, and in more whether p_until has passed before the last lease.
 CREATE FUNCTION taskq_internal.end_lapsed_leases(
     p_grace interval, p_except text[], p_topic_id int, p_until timestamptz, OUT count bigint, OUT more boolean
-) LANGUAGE plpgsql SET enable_seqscan = off AS $$
+) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_owner bigint;
@@ -140,8 +138,7 @@ END $$;
 
 -- Returns the most tasks that the owner may hold together, because it holds tasks that have had a crash. Returns NULL
 -- if it holds none, except deferred ones, on which the owner does not work any more.
-CREATE FUNCTION taskq_internal.max_claim(p_holder bigint) RETURNS int
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.max_claim(p_holder bigint) RETURNS int LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT min(l.max_claim) FROM taskq_internal.live l
             WHERE l.holder = p_holder AND NOT taskq_internal.is_deferred(l));

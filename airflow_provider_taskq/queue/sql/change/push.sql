@@ -18,7 +18,7 @@ CREATE FUNCTION taskq.push(
     topic text, identifier text, payload text DEFAULT NULL, reference text DEFAULT NULL,
     insertion text DEFAULT 'APPEND', delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL,
     priority int DEFAULT 0, ttl interval DEFAULT NULL, suspended boolean DEFAULT false
-) RETURNS bigint LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.lock_topic_shared(topic, 'INSERT');
     v_floor    bigint := taskq_internal.announce_push();
@@ -98,7 +98,7 @@ CREATE FUNCTION taskq.push(
     p_delays interval[] DEFAULT NULL, p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL,
     p_offset int DEFAULT 0, p_since bigint DEFAULT NULL, p_depend_places int[] DEFAULT NULL,
     p_depend_topics text[] DEFAULT NULL, p_depend_identifiers text[] DEFAULT NULL
-) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_topic     taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_floor     bigint := taskq_internal.announce_push();
@@ -250,8 +250,7 @@ $$;
 -- - "holder IS NULL" may read a partial index as a whole, where the query has no identifier. The CASE matches none.
 CREATE FUNCTION taskq_internal.displace_older_tasks(
     p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint
-) RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_sort = off AS $$
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_identifiers text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers)
                                   AS u (identifier));
@@ -310,8 +309,7 @@ END $$;
 -- for an identifier without one. Only the index of identifiers gives the order of the query, so no statistics lead the
 -- planner to walk through the tasks of other identifiers. The two bounds are one place in that index.
 CREATE FUNCTION taskq_internal.newest_of_push(p_topic_id int, p_identifiers text[], p_since bigint) RETURNS bigint[]
-LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN ARRAY(SELECT n.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
                  LEFT JOIN LATERAL (
@@ -325,7 +323,7 @@ END $$;
 
 -- Ends READY tasks whose rows this transaction holds: as FILTERED, or as REDUNDANT, which have no time of an end.
 CREATE FUNCTION taskq_internal.end_waiting(p_topic_id int, p_sequences bigint[], p_state int) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     WITH gone AS (
         DELETE FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)

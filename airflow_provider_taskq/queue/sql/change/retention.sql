@@ -74,7 +74,7 @@ END $$;
 -- Continues the walk over a topic, or begins a new one, for about 10 ms, or until it has removed p_most tasks. Returns
 -- how many it removed.
 CREATE FUNCTION taskq_internal.walk_topic(p_topic taskq_internal.topic, p_most int) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_began timestamptz := clock_timestamp();
     v_end   bigint := taskq_internal.end_of_walk(p_topic.topic_id);
@@ -137,7 +137,7 @@ $$;
 CREATE FUNCTION taskq_internal.purge_range(
     p_topic taskq_internal.topic, p_low bigint, p_high bigint, p_most int, OUT count bigint, OUT passed bigint,
     OUT too_young boolean
-) LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id  int := p_topic.topic_id;
     v_succeeded timestamptz := clock_timestamp() - p_topic.keep_succeeded;

@@ -6,7 +6,7 @@
 -- one of the states EXPIRED, FAILED and SUSPENDED it reads an index. For other states it walks over the tasks.
 CREATE FUNCTION taskq_internal.lock_selected(
     p_topic_id int, p_states int[], p_sequences bigint[], p_from bigint, p_to bigint, p_size bigint
-) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_from  bigint := coalesce(p_from, 0);
     v_to    bigint := coalesce(p_to, 9223372036854775807);

@@ -55,7 +55,7 @@ END $$;
 -- is false. It removes ticks that are READY, and ticks that were pushed SUSPENDED and never claimed. It keeps held
 -- ticks and ended ticks: an ended tick proves that a scheduler has installed it.
 CREATE FUNCTION taskq_internal.remove_ticks(p_topic_id int, p_prefix text, p_config_hash text, p_this boolean)
-RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_waiting   bigint[];
     v_suspended bigint[];
@@ -76,7 +76,7 @@ END $$;
 
 -- Returns the places, from 1, of the identifiers that have no task. For equal identifiers it returns the first place.
 CREATE FUNCTION taskq_internal.missing_ticks(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_known text[] := ARRAY(SELECT t.identifier FROM taskq_internal.task t
                             WHERE t.identifier = ANY (p_identifiers) AND t.topic_id = p_topic_id);

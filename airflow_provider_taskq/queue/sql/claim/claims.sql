@@ -2,7 +2,7 @@
 
 -- Makes READY tasks ACTIVE for a holder and returns their sequences. This transaction has locked their rows.
 CREATE FUNCTION taskq_internal.claim_locked(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := taskq_internal.announce_claim(p_topic_id);
 BEGIN
@@ -12,8 +12,7 @@ BEGIN
 END $$;
 
 -- Makes tasks READY again that this transaction has just claimed.
-CREATE FUNCTION taskq_internal.undo_claim(p_topic_id int, p_sequences bigint[]) RETURNS void
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.undo_claim(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.live SET holder = NULL, polled = NULL, attempt = attempt - 1, late = true
     WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
@@ -24,7 +23,7 @@ END $$;
 -- had a crash too. The claim keeps its first tasks, so no task overtakes another. An owner that holds tasks gets
 -- crashed tasks only when it has completed those, and the other way round.
 CREATE FUNCTION taskq_internal.cut_claim(p_topic_id int, p_holder bigint, p_claimed bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_crashed boolean;
     v_kept    bigint[];
@@ -43,8 +42,8 @@ BEGIN
                 SELECT u.sequence, u.place, min(l.max_claim) OVER claim AS most,
                        bool_and((l.max_claim IS NOT NULL) = v_crashed) OVER claim AS alike
                 FROM unnest(p_claimed) WITH ORDINALITY AS u (sequence, place)
-                JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_claimed)) l
-                    USING (sequence)
+                CROSS JOIN LATERAL (SELECT * FROM taskq_internal.live
+                                    WHERE topic_id = p_topic_id AND sequence = u.sequence OFFSET 0) l
                 WINDOW claim AS (ORDER BY u.place)) k
             WHERE k.alike AND k.place <= coalesce(k.most, k.place) ORDER BY k.place);
     END IF;
@@ -55,17 +54,16 @@ END $$;
 -- Returns the columns that a client gets of the tasks that it claimed, in the order of the sequences.
 CREATE FUNCTION taskq_internal.claimed_tasks(p_topic_id int, p_sequences bigint[])
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off
-SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
     SELECT t.sequence, t.identifier, t.payload, t.reference, l.attempt, l.redelivered
     FROM unnest(p_sequences) WITH ORDINALITY AS u (sequence, place)
-    JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
-        USING (sequence)
-    JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) l
-        USING (sequence)
+    CROSS JOIN LATERAL (SELECT * FROM taskq_internal.task
+                        WHERE topic_id = p_topic_id AND sequence = u.sequence OFFSET 0) t
+    CROSS JOIN LATERAL (SELECT * FROM taskq_internal.live
+                        WHERE topic_id = p_topic_id AND sequence = u.sequence OFFSET 0) l
     ORDER BY u.place;
 END $$;
 

@@ -4,7 +4,7 @@
 -- With p_locked true it includes identifiers that an open transaction holds.
 CREATE FUNCTION taskq_internal.count_ready(
     p_topic taskq_internal.topic, p_limit int, p_condition text, p_locked boolean DEFAULT false
-) RETURNS int LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) RETURNS int LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_count int;
     v_more  bigint[];
@@ -26,8 +26,7 @@ END $$;
 
 -- Counts the due READY tasks of a topic up to p_limit, priority by priority like lock_first_due. It leaves out the rows
 -- that another transaction holds, which SKIP LOCKED would skip. It takes no lock.
-CREATE FUNCTION taskq_internal.count_first_due(p_topic_id int, p_limit int) RETURNS int
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.count_first_due(p_topic_id int, p_limit int) RETURNS int LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_front    taskq_internal.front;
@@ -97,7 +96,7 @@ END $$;
 -- task has its turn.
 CREATE FUNCTION taskq_internal.count_turns_among(
     p_topic_id int, p_sequences bigint[], p_condition text, p_locked boolean
-) RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
     v_now      timestamptz := clock_timestamp();
@@ -125,7 +124,7 @@ END $$;
 -- Returns the number of these turns that no other transaction holds: neither the row, nor the identifier if it is in
 -- p_identifiers. It takes no lock.
 CREATE FUNCTION taskq_internal.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     v_locked text[] := taskq_internal.locked_identifiers(p_topic_id, p_identifiers);

@@ -54,8 +54,7 @@ END $$;
 -- the index ranges of one priority after the other, so it never reads scheduled tasks of a high priority. It locks the
 -- rows first and changes them by key, so no plan can exceed the size.
 CREATE FUNCTION taskq_internal.lock_first_due(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[]
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_front  taskq_internal.front;
@@ -78,8 +77,7 @@ END $$;
 -- Locks the first p_size due tasks of one priority: the late tasks before the front, and then the tasks behind it.
 CREATE FUNCTION taskq_internal.lock_due_of_priority(
     p_front taskq_internal.front, p_now timestamptz, p_size int, p_lifo boolean
-) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_sort = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     IF p_lifo THEN
         RETURN taskq_internal.lock_last_due(p_front, p_now, p_size);
@@ -102,8 +100,7 @@ END $$;
 -- Does the same for one priority with due time and sequence reversed. The order is: tasks above the gap, late tasks in
 -- the gap, tasks from the front to the gap, late tasks before the front.
 CREATE FUNCTION taskq_internal.lock_last_due(p_front taskq_internal.front, p_now timestamptz, p_size int)
-RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_locked bigint[];
 BEGIN

@@ -151,7 +151,7 @@ END $$;
 CREATE FUNCTION taskq_internal.claim_groups(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_each int, p_sequences bigint[], p_identifiers text[],
     OUT claimed bigint[], OUT identifier_count int, OUT missed text[]
-) LANGUAGE plpgsql SET enable_seqscan = off AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_mine  bigint[] := taskq_internal.lock_identifiers(p_topic_id, p_sequences, p_identifiers);
     v_found bigint[];
@@ -173,8 +173,7 @@ END $$;
 -- checks each identifier again, and leaves out a blocked identifier and an identifier with a task that another
 -- transaction holds.
 CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int)
-RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_front  taskq_internal.front := taskq_internal.only_front(p_topic_id, false);
     v_found  bigint[];
@@ -236,8 +235,7 @@ END $$;
 
 -- Locks identifiers until the transaction ends. Returns the sequences of the identifiers that it could lock.
 CREATE FUNCTION taskq_internal.lock_identifiers(p_topic_id int, p_sequences bigint[], p_identifiers text[])
-RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_buckets int[] := ARRAY(SELECT taskq_internal.identifier_bucket(p_topic_id, u.identifier)
                              FROM unnest(p_identifiers) AS u (identifier));
@@ -252,16 +250,16 @@ BEGIN
     IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- all identifiers are locked, and no two share a bucket
         RETURN p_sequences;
     END IF;
-    RETURN ARRAY(SELECT u.sequence FROM unnest(p_sequences, v_buckets) AS u (sequence, bucket)
-                 JOIN unnest(v_locked) AS b (bucket) USING (bucket));
+    -- A condition in the select list becomes a lookup in a hash, and never a join.
+    RETURN array_remove(ARRAY(SELECT CASE WHEN u.bucket IN (SELECT unnest(v_locked)) THEN u.sequence END
+                              FROM unnest(p_sequences, v_buckets) AS u (sequence, bucket)), NULL);
 END $$;
 
 -- Locks and returns the tasks among p_sequences that still have the turn of their identifiers, which this transaction
 -- has locked. If no transaction has committed since the snapshot p_seen_at, all of them have.
 CREATE FUNCTION taskq_internal.recheck_turns(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_sequences bigint[], p_seen_at text
-) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
     v_any      boolean;

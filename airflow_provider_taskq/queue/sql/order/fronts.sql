@@ -27,8 +27,7 @@
 -- committed while the clock is set back, and another transaction pushes in that moment.
 
 -- Stores the first row of the priorities that have none, with the time of a push that the highest one has.
-CREATE FUNCTION taskq_internal.add_fronts(p_topic_id int, p_priorities int[]) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.add_fronts(p_topic_id int, p_priorities int[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO taskq_internal.front (topic_id, priority, pushed)
     SELECT DISTINCT p_topic_id, coalesce(u.priority, 0), coalesce(
@@ -43,8 +42,7 @@ END $$;
 -- Returns the time from which new tasks of these priorities are not late: p_now, or the latest front of the topic if
 -- the clock was set back. Stores the first row of a priority that has none.
 CREATE FUNCTION taskq_internal.front_time(p_topic_id int, p_priorities int[], p_now timestamptz) RETURNS timestamptz
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_front   timestamptz;
     v_is_past boolean;
@@ -83,8 +81,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION taskq_internal.make_early_tasks_due(p_topic_id int, p_now timestamptz) RETURNS bigint
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_found bigint[];
     v_due   bigint[];
@@ -117,8 +114,7 @@ $$;
 
 -- Returns the newest row of each priority of a topic, the highest priority first.
 CREATE FUNCTION taskq_internal.newest_fronts(p_topic_id int) RETURNS SETOF taskq_internal.front
-LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
     WITH RECURSIVE newest AS (
@@ -135,8 +131,7 @@ END $$;
 -- there is none.
 CREATE FUNCTION taskq_internal.first_ready(
     p_front taskq_internal.front, OUT available_at timestamptz, OUT sequence bigint
-) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = off AS $$
+) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT l.available_at, l.sequence INTO available_at, sequence FROM taskq_internal.live l
     WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
@@ -152,8 +147,7 @@ END $$;
 
 -- Returns the fronts of the priorities below p_below that have a task that is due at p_now, the highest priority first.
 CREATE FUNCTION taskq_internal.due_fronts(p_topic_id int, p_below int, p_now timestamptz)
-RETURNS SETOF taskq_internal.front LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS SETOF taskq_internal.front LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
     WITH RECURSIVE newest AS (
@@ -237,8 +231,7 @@ END $$;
 -- Returns where a front may advance to: to its first READY task, and not beyond the bound. With p_lifo true, and if the
 -- bound has passed the end of the gap, the gap then reaches from the last READY task before the bound to the bound.
 CREATE FUNCTION taskq_internal.next_front(p_front taskq_internal.front, p_bound timestamptz, p_lifo boolean)
-RETURNS taskq_internal.front LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS taskq_internal.front LANGUAGE plpgsql AS $$
 DECLARE
     v_next taskq_internal.front := p_front;
 BEGIN
@@ -272,8 +265,7 @@ END $$;
 -- Returns the front with its gap below the bound: from the last READY task before the bound. Looks for that task above
 -- the present gap first, and then below it.
 CREATE FUNCTION taskq_internal.next_gap(p_front taskq_internal.front, p_bound timestamptz)
-RETURNS taskq_internal.front LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS taskq_internal.front LANGUAGE plpgsql AS $$
 DECLARE
     v_next taskq_internal.front := p_front;
 BEGIN
@@ -304,7 +296,7 @@ END $$;
 -- READ COMMITTED, because the snapshot would be older than the bounds. Returns whether it advanced them.
 CREATE FUNCTION taskq_internal.advance_fronts_at_random(
     p_topic_id int, p_claimed bigint[], p_lifo boolean, p_singular boolean
-) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off AS $$
+) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_count  int := cardinality(p_claimed);
     v_bounds record;

@@ -20,8 +20,7 @@
 -- then read more.
 
 -- Announces that this transaction claims tasks of a topic. Returns the time of the claim.
-CREATE FUNCTION taskq_internal.announce_claim(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.announce_claim(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
     v_time bigint := taskq_internal.announce_time(:LOCK_CLAIM_TIME);
 BEGIN
@@ -31,8 +30,7 @@ BEGIN
 END $$;
 
 -- Returns whether a topic has fronts of identifiers. If not, no poll searches for them.
-CREATE FUNCTION taskq_internal.has_identifier_fronts(p_topic_id int) RETURNS boolean LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.has_identifier_fronts(p_topic_id int) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT i.number FROM taskq_internal.identifier_front i WHERE i.topic_id = p_topic_id
             ORDER BY i.identifier, i.number DESC LIMIT 1) IS NOT NULL;
@@ -118,8 +116,7 @@ $$;
 -- ACTIVE tasks stays true. So claimed_at never goes back.
 CREATE FUNCTION taskq_internal.advance_identifier_fronts(
     p_topic_id int, p_claimed bigint[], p_placed timestamptz, p_claims timestamptz, p_many int DEFAULT 20
-) RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_sample bigint[] := ARRAY(SELECT u.sequence FROM unnest(p_claimed) AS u (sequence)
                                WHERE random() * cardinality(p_claimed) < 40 LIMIT 40);

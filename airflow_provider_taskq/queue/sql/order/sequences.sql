@@ -17,8 +17,7 @@ END $$;
 -- on the primary key finds such a task and the task nearest to the moment, and the answer is between the two. This
 -- reads at most the tasks of half a minute, and of most topics only whether any task is within the limits found so far.
 CREATE FUNCTION taskq_internal.resolve(p_topic_ids int[], p_moment timestamptz, p_preceding boolean) RETURNS bigint
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_slack    interval := '10 seconds';
     v_moment   timestamptz := taskq_internal.clamp_moment(p_moment);
@@ -56,8 +55,7 @@ END $$;
 
 -- Returns two neighbors among a topic's tasks between p_low and p_high: one that was created before p_moment, or p_low,
 -- and the next one, which was created at p_moment or later, or p_high. If the times are not in order, there are several
--- such pairs, and the function returns one of them. It reads at most two tasks each time it halves the range. Only
--- taskq_internal.resolve calls it, with the settings for its plans.
+-- such pairs, and the function returns one of them. It reads at most two tasks each time it halves the range.
 CREATE FUNCTION taskq_internal.created_around(
     p_topic_id int, p_moment timestamptz, p_low bigint, p_high bigint, OUT preceding bigint, OUT following bigint
 ) LANGUAGE plpgsql STABLE AS $$

@@ -1,7 +1,6 @@
 -- Explain: tells in one sentence why a task is not running.
 
-CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_first record;
 BEGIN
@@ -62,8 +61,7 @@ END $$;
 COMMENT ON FUNCTION taskq.explain_ended IS
 'Explains in one sentence how a task ended. The view taskq.tasks calls this function.';
 
-CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
                           AND l.sequence = p_sequence);
@@ -108,8 +106,7 @@ COMMENT ON FUNCTION taskq.explain_held IS
 
 -- Returns a sentence if no worker seems to poll a topic: no owner holds its tasks, and none has ended for a minute.
 -- Returns NULL otherwise.
-CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_last timestamptz := taskq_internal.last_completed(p_topic_id);
 BEGIN
@@ -123,7 +120,7 @@ END $$;
 
 -- Returns a sentence with the position of a READY task among the first thousand tasks that a poll may claim.
 CREATE FUNCTION taskq_internal.queue_position(p_topic_id int, p_sequence bigint) RETURNS text
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_place bigint;
 BEGIN
@@ -140,8 +137,7 @@ END $$;
 
 -- Returns the topics of tasks that owners with a running lease hold, of a thousand owners and the newest hundred tasks
 -- of each.
-CREATE FUNCTION taskq_internal.served_topics() RETURNS int[]
-LANGUAGE sql STABLE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.served_topics() RETURNS int[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(SELECT DISTINCT h.topic_id
                  FROM (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.fence IS NOT NULL
                        AND o.lease_until >= clock_timestamp() LIMIT 1000) w

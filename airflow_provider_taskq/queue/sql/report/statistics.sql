@@ -32,7 +32,7 @@ END $$;
 -- Returns the error groups of those of the newest p_budget FAILED tasks of a topic that failed since a moment.
 CREATE FUNCTION taskq_internal.failed_groups(p_topic_id int, p_since timestamptz, p_budget int)
 RETURNS TABLE (error_group text, failed bigint, messages bigint, example text, newest bigint, last_failed timestamptz)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
     SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),
@@ -47,8 +47,8 @@ END $$;
 
 -- Returns the error groups of the newest p_budget tasks of a topic that wait for a retry.
 CREATE FUNCTION taskq_internal.retrying_groups(p_topic_id int, p_budget int)
-RETURNS TABLE (error_group text, retrying bigint, messages bigint, example text, newest bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+RETURNS TABLE (error_group text, retrying bigint, messages bigint, example text, newest bigint)
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
     SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),

@@ -2,7 +2,7 @@
 
 -- Returns, for each topic, the number of its held tasks and of their holders among the first 10,000 held tasks.
 CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
     SELECT n.topic_id, count(*), count(DISTINCT n.holder)
@@ -13,7 +13,7 @@ END $$;
 
 -- Returns how many tasks of a topic are EXPIRED, FAILED or SUSPENDED, up to p_cap.
 CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap int) RETURNS bigint
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
         SELECT FROM taskq_internal.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state
@@ -22,16 +22,14 @@ BEGIN
 END $$;
 
 -- Returns the latest end among the newest hundred ended tasks of a topic.
-CREATE FUNCTION taskq_internal.last_completed(p_topic_id int) RETURNS timestamptz
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.last_completed(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT taskq_internal.clamp_moment(max(n.completed))
             FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
                                           ORDER BY e.sequence DESC LIMIT 100) n);
 END $$;
 
-CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz) LANGUAGE plpgsql AS $$
 DECLARE
     v_first record;
 BEGIN
@@ -50,9 +48,7 @@ COMMENT ON FUNCTION taskq.oldest_due IS
 NULLs if no task is due.';
 
 CREATE FUNCTION taskq.oldest_due_by_topic(p_until timestamptz DEFAULT NULL)
-RETURNS TABLE (topic text, sequence bigint, since timestamptz, topic_id int) LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off SET enable_sort = off AS $$
+RETURNS TABLE (topic text, sequence bigint, since timestamptz, topic_id int) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -96,7 +92,7 @@ out the tasks that are due after p_until, which is now by default.';
 CREATE FUNCTION taskq_internal.count_waiting(
     p_topic_id int, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
     OUT paused bigint, OUT due bigint, OUT probing bigint
-) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_most  bigint := 2 * p_cap::bigint;
@@ -146,8 +142,7 @@ BEGIN
 END $$;
 
 -- Returns the state of the newest task of an identifier, or NULL if it has no task.
-CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_sequence bigint;
     v_state    int;
@@ -164,8 +159,7 @@ END $$;
 
 -- Returns the counts of taskq.results by topic number and state, without topics that have no such tasks.
 CREATE FUNCTION taskq_internal.count_completed(p_since timestamptz, p_until timestamptz)
-RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off
-SET enable_indexscan = off AS $$
+RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY

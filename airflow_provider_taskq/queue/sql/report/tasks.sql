@@ -40,7 +40,7 @@ blocked, paused, running, exhausted, or the name of the state.';
 
 -- Returns the held tasks of a topic, in no order. Returns NULL if owners hold more than p_budget tasks in the database.
 CREATE FUNCTION taskq_internal.held_sequences(p_topic_id int, p_budget int) RETURNS bigint[]
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT CASE WHEN count(*) <= p_budget
             THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END

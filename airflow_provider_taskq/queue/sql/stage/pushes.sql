@@ -6,8 +6,7 @@
 CREATE FUNCTION taskq_internal.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_topic text)
 RETURNS TABLE (topic text, last bigint, numbers bigint[], identifiers text[], payloads text[], refs text[],
                suspended boolean[], available_at timestamptz[], delays interval[], ttls interval[], priorities int[],
-               depends json[])
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+               depends json[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY

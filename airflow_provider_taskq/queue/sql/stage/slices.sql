@@ -4,8 +4,7 @@
 -- first tasks, which this transaction has locked. If another transaction holds a task of an identifier, it claims only
 -- the tasks before that task. Returns how many tasks it claimed.
 CREATE FUNCTION taskq_internal.claim_remaining_tasks(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int)
-RETURNS int LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_identifiers text[];
@@ -14,13 +13,13 @@ DECLARE
     v_chunk  int;
     v_all    int := 0;
 BEGIN
-    v_identifiers := ARRAY(  -- without another attempted task
-        SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_heads)
+    v_identifiers := (  -- without another attempted task
+        SELECT array_agg(l.identifier ORDER BY l.sequence) FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_heads)
             AND (SELECT a.sequence FROM taskq_internal.live a
                  WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                      AND coalesce(a.polled, 'infinity') = 'infinity'
-                 ORDER BY a.sequence LIMIT 1) IS NULL
-        ORDER BY l.sequence);
+                 ORDER BY a.sequence LIMIT 1) IS NULL);
     WHILE v_all < p_size AND cardinality(v_identifiers) > 0 LOOP
         v_chunk := least(50000, p_size - v_all);
         v_found := ARRAY(

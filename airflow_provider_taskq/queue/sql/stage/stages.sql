@@ -11,10 +11,11 @@
 -- Leaves one decision for each task of a stage: deletes all but the first in the order of results, parts and rows.
 CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    DELETE FROM taskq.staged s USING (
-        SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, ctid) AS place
-        FROM taskq.staged WHERE stage = p_stage) d
-    WHERE d.place > 1 AND s.ctid = d.ctid;
+    DELETE FROM taskq.staged WHERE ctid = ANY (ARRAY(
+        SELECT d.ctid FROM (
+            SELECT s.ctid, row_number() OVER (PARTITION BY s.sequence ORDER BY s.result, s.part, s.ctid) AS place
+            FROM taskq.staged s WHERE s.stage = p_stage) d
+        WHERE d.place > 1));
 END $$;
 
 -- Completes the decisions of a stage, and returns how many. One statement ends the tasks that cannot return to READY,
@@ -77,8 +78,7 @@ BEGIN
 END $$;
 
 -- Deletes the staged rows of the given stages, whose rows this transaction has locked.
-CREATE FUNCTION taskq_internal.delete_staged(p_stages uuid[]) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.delete_staged(p_stages uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged WHERE stage = ANY (p_stages);
     DELETE FROM taskq.staged_task WHERE stage = ANY (p_stages);
@@ -89,7 +89,7 @@ END $$;
 -- of a push, of a successful attempt than the attempt reported. The server has then crashed and lost them.
 CREATE FUNCTION taskq_internal.keep_successful_attempts(
     p_stage taskq_internal.stage, p_parts int[], p_attempts bigint[], p_counts bigint[]
-) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off AS $$
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_main  text := CASE WHEN p_stage.fence IS NULL THEN 'staged_task' ELSE 'staged' END;
     v_table text;
@@ -149,8 +149,7 @@ BEGIN
 END $$;
 
 -- Deletes the follow-ups of tasks that have a decision that is not continued, or those of tasks without a decision.
-CREATE FUNCTION taskq_internal.drop_follow_ups(p_stage uuid, p_decided boolean) RETURNS void
-LANGUAGE plpgsql SET enable_nestloop = off AS $$
+CREATE FUNCTION taskq_internal.drop_follow_ups(p_stage uuid, p_decided boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_table text;
 BEGIN
@@ -175,7 +174,7 @@ $$;
 -- end_tasks for millions of tasks: the plan reads both tables in the order of their sequences and merges them, without
 -- arrays. Raises the errors of taskq.complete.
 CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_began    timestamptz := clock_timestamp();
@@ -234,7 +233,7 @@ END $$;
 -- before all tasks that were pushed later, without an end. The tasks stay held until the lease ends. The plan looks
 -- each failed task up.
 CREATE FUNCTION taskq_internal.skip_immediate_returns(p_owner_id bigint, p_stage uuid) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_count bigint;
@@ -243,10 +242,10 @@ BEGIN
     WHERE s.stage = p_stage
       AND CASE s.result WHEN :SUSPENSION THEN s.delay < interval '1 second'
                         WHEN :FAILURE THEN coalesce(s.delay, interval '0') >= interval '0' AND (
-              SELECT t.created + coalesce(t.ttl, p.ttl) > v_now
-              FROM taskq_internal.live l JOIN taskq_internal.task t USING (topic_id, sequence)
-              JOIN taskq_internal.topic p USING (topic_id)
-              WHERE l.holder = p_owner_id AND l.sequence = s.sequence) END;
+              SELECT (SELECT t.created + coalesce(t.ttl, (SELECT p.ttl FROM taskq_internal.topic p
+                                                          WHERE p.topic_id = l.topic_id)) > v_now
+                      FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+              FROM taskq_internal.live l WHERE l.holder = p_owner_id AND l.sequence = s.sequence) END;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
@@ -255,7 +254,7 @@ END $$;
 -- overtakes if an earlier task of its identifier failed, is snoozed, has no decision, or is suspended under a condition
 -- that blocks. The owner gives the tasks of deleted decisions back.
 CREATE FUNCTION taskq_internal.drop_overtaking_decisions(p_owner_id bigint, p_stage uuid, p_condition text)
-RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
 BEGIN

@@ -68,7 +68,7 @@ why a task is not running. It leaves out payloads, and cuts outputs and errors t
 columns may change with any release.';
 
 CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL)
-RETURNS SETOF taskq.tasks LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+RETURNS SETOF taskq.tasks LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic     taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_sequences bigint[];

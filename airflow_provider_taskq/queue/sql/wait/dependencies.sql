@@ -9,7 +9,7 @@
 -- Returns the tasks among p_sequences whose dependencies are all fulfilled. A dependency is fulfilled if the latest
 -- task of its identifier has SUCCEEDED. If no task of the identifier is left, it is what the last check found.
 CREATE FUNCTION taskq_internal.fulfilled_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     -- OFFSET 0 keeps the planner from joining the tasks with all dependencies of the topic. It looks each task up
     -- instead.
@@ -30,13 +30,13 @@ END $$;
 -- their place, or promote them if they are retries that wait for the probe. The others wait. Returns the fulfilled
 -- tasks.
 CREATE FUNCTION taskq_internal.check_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_fulfilled bigint[] := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
     v_rest bigint[] := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_fulfilled));
 BEGIN
     -- Each outcome has its own statement, and each task its own lookup. So no plan compares a row with a whole array,
-    -- and none joins: callers forbid different kinds of joins.
+    -- and none joins: the profiles of the callers allow different kinds of joins.
     IF cardinality(v_fulfilled) > 0 THEN
         UPDATE taskq_internal.live l SET late = true, waits = CASE
             WHEN l.attempt > 0 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id)
@@ -64,7 +64,7 @@ END $$;
 CREATE FUNCTION taskq_internal.add_dependencies(
     p_topic taskq_internal.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[],
     p_identifiers text[]
-) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_unknown record;
 BEGIN
@@ -100,8 +100,7 @@ END $$;
 
 -- Wakes the tasks that wait for these identifiers of a topic, so that the next poll checks them. Never waits, and
 -- leaves out the tasks that another transaction has locked.
-CREATE FUNCTION taskq_internal.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_dependents record;
 BEGIN
@@ -118,8 +117,7 @@ END $$;
 -- Makes the tasks wait again that depend on these identifiers, of which a newer task was pushed. Never waits: a task
 -- that a poll is claiming counts as ACTIVE. Forgets the dependencies of tasks that have ended, so that the next push
 -- does not read them.
-CREATE FUNCTION taskq_internal.park_dependents(p_topic_id int, p_identifiers text[]) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.park_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_dependents record;
 BEGIN
@@ -141,7 +139,7 @@ END $$;
 -- Returns the tasks that depend on these identifiers of a topic, by their own topics: those that wait for one, or those
 -- that do not.
 CREATE FUNCTION taskq_internal.dependents_of(p_on_topic_id int, p_identifiers text[], p_waiting boolean)
-RETURNS TABLE (topic_id int, sequences bigint[]) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+RETURNS TABLE (topic_id int, sequences bigint[]) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF EXISTS (SELECT FROM taskq_internal.dependency d
                WHERE d.on_topic_id = p_on_topic_id AND d.waiting = p_waiting) THEN
@@ -157,8 +155,7 @@ BEGIN
 END $$;
 
 -- Wakes the tasks that missed_dependents returns. Returns whether there were any.
-CREATE FUNCTION taskq_internal.wake_missed(p_topic_id int) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.wake_missed(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_missed bigint[] := taskq_internal.missed_dependents(p_topic_id);
 BEGIN
@@ -174,8 +171,7 @@ END $$;
 
 -- Returns those of 25 tasks that wait for dependencies, whose dependencies are fulfilled and which are due. The tasks
 -- follow a random hash in the order of the hashes of their sequences, so that each task has the same chance.
-CREATE FUNCTION taskq_internal.missed_dependents(p_topic_id int) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.missed_dependents(p_topic_id int) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_from int := floor(random() * 4294967296) - 2147483648;
 BEGIN
@@ -194,8 +190,7 @@ BEGIN
 END $$;
 
 -- Checks woken tasks in polled order, until a poll may claim p_size of them. With p_size NULL it checks all of them.
-CREATE FUNCTION taskq_internal.promote_dependents(p_topic_id int, p_size int) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.promote_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_last  taskq_internal.live;  -- skips the dead index entries of tasks that this call has moved
     v_woken bigint[];
@@ -220,8 +215,7 @@ BEGIN
 END $$;
 
 -- Returns whether any task may wait for a task of this topic.
-CREATE FUNCTION taskq_internal.has_dependents(p_topic_id int) RETURNS boolean
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.has_dependents(p_topic_id int) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE on_topic_id = p_topic_id AND waiting);
 END $$;

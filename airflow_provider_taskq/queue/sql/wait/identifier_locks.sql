@@ -11,8 +11,7 @@ $$;
 -- Rows of identifier_lock are only locked, never changed, so xmax is the transaction that locked the row last. For most
 -- rows it is older than every open transaction.
 CREATE FUNCTION taskq_internal.locked_identifiers(p_topic_id int, p_identifiers text[]) RETURNS text[]
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     v_oldest int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);

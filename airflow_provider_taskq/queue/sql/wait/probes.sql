@@ -7,7 +7,7 @@
 -- promotes no probe locks nothing. No completion waits for a poll, because no completion changes this row.
 CREATE FUNCTION taskq_internal.promote_retries(
     p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
-) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_now     timestamptz := clock_timestamp();
     v_probe   record := taskq_internal.may_probe(p_topic, v_now, p_condition);
@@ -61,7 +61,7 @@ END $$;
 -- condition it returns only a retry that has the turn of its identifier. Among retries that failed in one call it
 -- returns the first by priority, then by sequence.
 CREATE FUNCTION taskq_internal.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_sequence bigint;
 BEGIN
@@ -79,7 +79,7 @@ END $$;
 
 -- Returns the given retries and the other retries of their identifiers, because a poll hands out a batch as a whole.
 CREATE FUNCTION taskq_internal.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN taskq_internal.fulfilled_dependents(p_topic_id, ARRAY(
         SELECT a.sequence
@@ -96,7 +96,7 @@ END $$;
 -- retries that have the turn of their identifier, because a probe that no poll can claim would block the other retries.
 CREATE FUNCTION taskq_internal.due_retries(
     p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
-) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_priority smallint := 101;
     v_sequence bigint;
@@ -129,7 +129,7 @@ END $$;
 
 -- Returns whether an attempted task has the turn of its identifier, and no task blocks the identifier.
 CREATE FUNCTION taskq_internal.has_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
                           AND l.sequence = p_sequence);
@@ -151,8 +151,7 @@ END $$;
 -- Makes promoted retries wait for the probe again: those of a topic whose retries now fail, and those that a poll of
 -- batches has left, so that no other poll splits their group. Never waits: it leaves out the retries that a poll is
 -- claiming. The order is one that only live_late has.
-CREATE FUNCTION taskq_internal.demote_retries(p_topic_id int) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.demote_retries(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_retries bigint[] := ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
@@ -179,7 +178,7 @@ END $$;
 CREATE FUNCTION taskq_internal.may_probe(
     p_topic taskq_internal.topic, p_now timestamptz, p_condition text, OUT allowed boolean, OUT failing boolean,
     OUT period int, OUT sequences bigint[], OUT version xid
-) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_result taskq_internal.probe_result;
 BEGIN
@@ -206,7 +205,7 @@ END $$;
 -- decision on a retry marks the topic as no longer failing. It writes only changes, so that completions do not wait for
 -- each other.
 CREATE FUNCTION taskq_internal.update_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[])
-RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_result taskq_internal.probe_result;
     v_probe  bigint[];

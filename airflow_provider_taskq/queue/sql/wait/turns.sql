@@ -34,8 +34,7 @@ $$;
 CREATE FUNCTION taskq_internal.turns_among_first(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_window int, p_size int, p_missed text[],
     OUT sequences bigint[], OUT identifiers text[], OUT seen int, OUT identifier_count int, OUT seen_at text
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
@@ -112,8 +111,7 @@ END $$;
 CREATE FUNCTION taskq_internal.first_turn(
     p_topic_id int, p_now timestamptz, p_condition text, OUT sequences bigint[], OUT identifiers text[],
     OUT seen_at text
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = off AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
 BEGIN
@@ -154,8 +152,7 @@ END $$;
 -- is due.
 CREATE FUNCTION taskq_internal.first_due_of_identifier(
     p_topic_id int, p_identifier text, p_now timestamptz, p_lifo boolean
-) RETURNS bigint LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = off AS $$
+) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_priority smallint := 101;
     v_head     bigint;
@@ -190,7 +187,7 @@ END $$;
 -- Returns the newest front of a topic that has only one priority, for the heads of identifiers (head_of_identifier).
 -- Returns NULL for LAST_IN_FIRST_OUT and for a topic of more priorities. There a poll calls first_due_of_identifier.
 CREATE FUNCTION taskq_internal.only_front(p_topic_id int, p_lifo boolean) RETURNS taskq_internal.front
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_front taskq_internal.front;
 BEGIN

@@ -42,8 +42,7 @@ END $$;
 CREATE FUNCTION taskq_internal.open_identifiers(
     p_topic_id int, p_now timestamptz, p_condition text, p_after text, p_until text, p_tasks int,
     OUT identifiers text[], OUT last text, OUT identifier_count int
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_sort = off AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_most     int := 4 * p_tasks;
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
@@ -98,7 +97,7 @@ END $$;
 -- one, or NULL if there are no more.
 CREATE FUNCTION taskq_internal.identifiers_after(
     p_topic_id int, p_after text, p_until text, p_most int, OUT identifiers text[], OUT last text
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
     v_front    taskq_internal.front := taskq_internal.only_front(p_topic_id, false);
@@ -122,8 +121,7 @@ END $$;
 CREATE FUNCTION taskq_internal.turns_of_identifiers(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_identifiers text[], p_size int,
     p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT seen_at text
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
@@ -179,8 +177,7 @@ END $$;
 -- Returns a random text between the first and the last identifier, at which a poll begins to go from identifier to
 -- identifier. Otherwise polls that find enough tasks on the way would always serve the same identifiers. The function
 -- draws two letters after the common prefix.
-CREATE FUNCTION taskq_internal.random_identifier(p_topic_id int) RETURNS text
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.random_identifier(p_topic_id int) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_first  text := (SELECT l.identifier FROM taskq_internal.live l
                       WHERE l.topic_id::bigint = p_topic_id AND l.topic_id = p_topic_id

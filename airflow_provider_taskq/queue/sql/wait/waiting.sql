@@ -5,7 +5,7 @@
 -- Returns whether any task waited.
 CREATE FUNCTION taskq_internal.promote_waiting(
     p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
-) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_now     timestamptz := clock_timestamp();
     v_woken   bigint;
@@ -30,8 +30,7 @@ BEGIN
 END $$;
 
 -- Returns whether any task may wait for the end of other tasks.
-CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.dependency)  -- an index of those that wait has dead entries
         OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
@@ -39,7 +38,7 @@ END $$;
 
 -- Wakes the dependents of the tasks that SUCCEEDED in a call of complete, and updates the probe.
 CREATE FUNCTION taskq_internal.update_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic taskq_internal.topic;
 BEGIN
@@ -55,7 +54,7 @@ END $$;
 -- Returns the tasks that a poll would promote now: woken and missed dependents that are fulfilled and due, and up to
 -- p_limit retries. It changes nothing.
 CREATE FUNCTION taskq_internal.waiting_to_promote(p_topic taskq_internal.topic, p_limit int, p_condition text)
-RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_probe record := taskq_internal.may_probe(p_topic, v_now, p_condition);
