@@ -39,7 +39,7 @@ CROSS JOIN LATERAL regexp_split_to_table(v.functions, '\s+') AS f (function);
 -- topic while the table is not analyzed, or if thousands of other topics are small. With costs for rows only, it
 -- chooses by the number of rows. An index entry keeps a small cost. At the usual cost, ten lookups would cost more than
 -- the four rows that a server assumes for a table that was never analyzed. Without a cost, a full index scan would be
--- free.
+-- free. Bitmaps are off, because at such costs a server would combine whole indexes for a few rows.
 CREATE FUNCTION taskq_internal.set_planner_settings() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function record;
@@ -56,6 +56,6 @@ BEGIN
             CASE WHEN current_setting('server_version_num')::int < 170000
                       AND v_function.profile IN ('poll', 'lookup', 'arrays')
                  THEN 'SET random_page_cost = 0 SET seq_page_cost = 0 SET cpu_operator_cost = 0'
-                      ' SET cpu_index_tuple_cost = 0.0001' END);
+                      ' SET cpu_index_tuple_cost = 0.0001 SET enable_bitmapscan = off' END);
     END LOOP;
 END $$;

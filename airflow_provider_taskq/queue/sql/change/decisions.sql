@@ -21,7 +21,9 @@ DECLARE
     v_summaries text[];
 BEGIN
     PERFORM taskq_internal.check_decisions(p_sequences, p_results);
-    PERFORM taskq_internal.check_outputs(p_sequences, p_outputs);
+    IF p_outputs IS NOT NULL THEN
+        PERFORM taskq_internal.check_outputs(p_sequences, p_outputs);
+    END IF;
     IF taskq_internal.has_waiting_tasks() THEN
         v_topics := taskq_internal.held_topics(v_owner_id, p_sequences);
     END IF;

@@ -51,19 +51,21 @@ BEGIN
     RETURN coalesce(v_kept, '{}');
 END $$;
 
--- Returns the columns that a client gets of the tasks that it claimed, in the order of the sequences.
+-- Returns the columns that a client gets of the tasks that it claimed, in the order of the sequences. This is the one
+-- nested function with settings of the planner: lookups one by one take twice as long for a thousand tasks as a hash of
+-- two scans by an array.
 CREATE FUNCTION taskq_internal.claimed_tasks(p_topic_id int, p_sequences bigint[])
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_nestloop = off SET enable_hashjoin = on SET enable_sort = on AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
     SELECT t.sequence, t.identifier, t.payload, t.reference, l.attempt, l.redelivered
     FROM unnest(p_sequences) WITH ORDINALITY AS u (sequence, place)
-    CROSS JOIN LATERAL (SELECT * FROM taskq_internal.task
-                        WHERE topic_id = p_topic_id AND sequence = u.sequence OFFSET 0) t
-    CROSS JOIN LATERAL (SELECT * FROM taskq_internal.live
-                        WHERE topic_id = p_topic_id AND sequence = u.sequence OFFSET 0) l
+    JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
+        USING (sequence)
+    JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) l
+        USING (sequence)
     ORDER BY u.place;
 END $$;
 
