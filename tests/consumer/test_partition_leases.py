@@ -4,10 +4,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, MemoryTracker
+from airflow_provider_taskq.consumer.partition_lease import PartitionLeases
 from airflow_provider_taskq.queue import (
     Cursor,
     InvalidState,
@@ -211,6 +213,35 @@ def test_a_holder_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
     assert queue.conn.execute("SELECT FROM shelf").fetchall() == []
     assert queue.progress("readers", "work") is None
     assert state(queue).member == "new"
+
+
+def test_a_consumer_whose_lease_an_operator_ended_registers_again_and_leaves_no_lease_behind(
+    dsn: str, queue: TaskQueue
+) -> None:
+    heard = heard_all()
+    with Consumer(dsn, heard.group, "work", quick()) as consumer:
+        until(lambda: consumer.partitions == [0])
+        fence = state(queue).fence
+        owner = queue.owner(consumer.member_id)
+        assert owner is not None
+        queue.release(owner)
+        until(lambda: state(queue).fence not in (None, fence))
+        queue.push("work", ["a"])
+        heard.wait(1)
+        until_at_end(queue)
+    assert queue.owner(consumer.member_id) is None
+    assert consumer.errors == {}
+
+
+def test_a_renewal_tells_by_the_clock_of_the_server_that_the_lease_had_lapsed(dsn: str, queue: TaskQueue) -> None:
+    leases = PartitionLeases(partial(connect, dsn), "readers", "work", "me", quick(lease=timedelta(milliseconds=50)))
+    assert leases.renew()
+    owner = queue.owner("me")
+    assert owner is not None
+    until(lambda: queue.now() > owner.lease_until)
+    assert not leases.renew()
+    leases.end()
+    leases.session.close()
 
 
 @pytest.mark.usefixtures("queue")
