@@ -16,11 +16,17 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-STYLES = {
+STYLES = {  # of states, statuses and severities, in any case
     "ACTIVE": "cyan",
+    "RUNNING": "cyan",
     "READY": "green",
+    "SCHEDULED": "blue",
+    "BLOCKED": "magenta",
+    "PAUSED": "yellow",
+    "RETRYING": "yellow",
     "EXPIRED": "yellow",
     "FAILED": "red",
+    "EXHAUSTED": "red",
     "SUSPENDED": "yellow",
     "FILTERED": "blue",
     "SUCCEEDED": "green",
@@ -30,20 +36,6 @@ STYLES = {
     "NOTICE": "blue",
     "WARNING": "yellow",
     "CRITICAL": "bold red",
-    "ready": "green",
-    "scheduled": "blue",
-    "blocked": "magenta",
-    "paused": "yellow",
-    "retrying": "yellow",
-    "running": "cyan",
-    "failed": "red",
-    "suspended": "yellow",
-    "filtered": "blue",
-    "succeeded": "green",
-    "expired": "yellow",
-    "redundant": "dim",
-    "recreated": "dim",
-    "exhausted": "red",
 }
 _UNLIMITED_WIDTH = 10_000
 _CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats, halves of surrogate pairs, line separators
@@ -157,12 +149,10 @@ def cell(value: object) -> Text:
         return value
     if isinstance(value, bool):
         return Text("yes" if value else "")
-    if isinstance(value, Enum):
-        return Text(value.name, STYLES.get(value.name, ""))
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, Enum):
         return Text(f"{value:,}")
-    text = "" if value is None else sanitize(str(value))
-    return Text(text, STYLES.get(text, ""))
+    text = value.name if isinstance(value, Enum) else "" if value is None else sanitize(str(value))
+    return Text(text, STYLES.get(text.upper(), ""))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "FittedTable":

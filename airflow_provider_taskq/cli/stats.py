@@ -13,7 +13,6 @@ from airflow_provider_taskq.cli._options import optional_topic_argument
 from airflow_provider_taskq.cli._output import table
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli._times import format_age, format_duration
-from airflow_provider_taskq.cli.topics import summaries
 from airflow_provider_taskq.queue import Count, Row, State, TaskQueue
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -124,7 +123,7 @@ def _state_cells(states: Mapping[State, Count], shown: set[State]) -> Iterator[s
 def errors(session: Session, topic: str | None, size: int) -> None:
     with session.read_only() as queue:
         now = queue.now()
-        topics = [one.topic for one in summaries(queue, cap=1)] if topic is None else [topic]
+        topics = queue.topics() if topic is None else [topic]
         groups = [(name, group) for name in topics for group in queue.error_groups(name, size, budget=ERRORS_BUDGET)]
     document = {"errors": [{"topic": name, **group._asdict()} for name, group in groups]}
     if not groups:

@@ -10,7 +10,6 @@ from airflow_provider_taskq.cli._output import capped, plural, table
 from airflow_provider_taskq.cli._session import Session, audited
 from airflow_provider_taskq.cli._times import format_age
 from airflow_provider_taskq.cli.push import payload_option
-from airflow_provider_taskq.cli.topics import summaries
 from airflow_provider_taskq.queue import Json
 from airflow_provider_taskq.queue.recurring import CATCH_UPS, CatchUp, RecurringTask
 from airflow_provider_taskq.queue.schedules import Schedule
@@ -35,7 +34,7 @@ def ticks(ctx: click.Context, topic: str | None) -> None:
     session = ctx.ensure_object(Session)
     with session.read_only() as queue:
         now = queue.now()
-        topics = [one.topic for one in summaries(queue, cap=1)] if topic is None else [topic]
+        topics = queue.topics() if topic is None else [topic]
         found = [(name, *queue.browse_ticks(name)) for name in topics]
     lines = [(name, line) for name, of_topic, _ in found for line in of_topic]
     incomplete = [name for name, _, is_capped in found if is_capped]

@@ -35,11 +35,11 @@ TOPIC_COLUMNS = (
 )
 
 
-def summaries(queue: TaskQueue, search: str | None = None, cap: int = COUNT_CAP) -> Iterator[Row]:
-    """Yield all topics, or those whose name contains a text, by name. Counts stop at `cap`."""
+def summaries(queue: TaskQueue, search: str | None = None) -> Iterator[Row]:
+    """Yield all topics, or those whose name contains a text, by name. Counts stop at COUNT_CAP."""
     after: str | None = None
     while True:
-        page = queue.browse_topics(search, after=after, size=TOPICS_PER_CALL, cap=cap)
+        page = queue.browse_topics(search, after=after, size=TOPICS_PER_CALL, cap=COUNT_CAP)
         yield from page
         if len(page) < TOPICS_PER_CALL:
             return

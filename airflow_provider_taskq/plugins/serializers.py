@@ -114,24 +114,15 @@ def history_event(event: Row) -> Document:
 
 def owner(line: Row) -> Document:
     """Return an owner as a document, with the number of tasks that the owner holds."""
-    return {
-        "owner": line.name,
-        "gone": line.fence is None,
-        "lease_until": moment(line.lease_until),
-        "lapsed": line.lapsed,
-        "seen": moment(line.seen),
-        "lease_seconds": seconds(line.lease),
-        "held": count(line.held, HELD_CAP),
-        "topics": list(line.topics),
-        "links": links(line.name),
-    }
+    more = {"gone": line.fence is None, "seen": moment(line.seen), "lease_seconds": seconds(line.lease)}
+    return {**holder(line, HELD_CAP), **more, "topics": list(line.topics)}
 
 
-def holder(line: Row) -> Document:
+def holder(line: Row, cap: int = HOLDERS_CAP) -> Document:
     """Return an owner as a document, with the number of tasks of one topic that the owner holds."""
     return {
         "owner": line.name,
-        "held": count(line.held, HOLDERS_CAP),
+        "held": count(line.held, cap),
         "lease_until": moment(line.lease_until),
         "lapsed": line.lapsed,
         "links": links(line.name),
