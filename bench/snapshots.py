@@ -61,8 +61,10 @@ STATE = """SELECT (SELECT sum(n_dead_tup) FROM pg_stat_all_tables WHERE schemana
     coalesce((SELECT max(greatest(age(backend_xmin), age(backend_xid))) FROM pg_stat_activity
               WHERE pid <> pg_backend_pid()), 0)"""
 WATCH = (
-    "SELECT kind, position, number, waited FROM taskq.watch(%b::text[], %b::int[], %b::text[], %b::boolean[],"
-    " %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
+    "SELECT kind, position, number, waited"
+    " FROM taskq.watch_tasks(%b::text[], %b::int[], %b::text[], %b::boolean[], %b::text[], %b::text[])"
+    " UNION ALL SELECT 'juncture', position, number, NULL"
+    " FROM taskq.watch_groups(%b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
 )
 
 

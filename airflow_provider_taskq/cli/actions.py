@@ -195,7 +195,7 @@ def _select_filter(
     *,
     since: datetime | timedelta | None,
     until: datetime | timedelta | None,
-    **texts: str | None,
+    **texts: Any,
 ) -> Selection:
     now = queue.now()
     given = TaskFilter(basis.state, basis.status, since=moment_at(since, now), until=moment_at(until, now), **texts)

@@ -173,7 +173,7 @@ def find_sequences(queue: TaskQueue, topic: str, named: Sequence[str], states: S
         known = {task.sequence for task in queue.browse_tasks(topic, list(numbers.values()))}
         unknown = [text for text, sequence in numbers.items() if sequence not in known]
         newest = queue.newest_sequences(topic, unknown) if unknown else {}
-        numbers = {text: sequence for text, sequence in numbers.items() if newest.get(text) is None}
+        numbers = {text: sequence for text, sequence in numbers.items() if text not in newest}
     return [numbers[text] if text in numbers else _sequence_of(queue, topic, text, states) for text in named]
 
 
@@ -202,8 +202,7 @@ def _find_task(queue: TaskQueue, topic: str, named: str | None, identifier: str 
     found = [] if sequence is None else queue.browse_tasks(topic, [sequence], MAX_ERROR)
     if not found:
         name = identifier or named or ""
-        newest = queue.newest_sequences(topic, [name])[name]
-        found = [] if newest is None else queue.browse_tasks(topic, [newest], MAX_ERROR)
+        found = queue.browse_tasks(topic, list(queue.newest_sequences(topic, [name]).values()), MAX_ERROR)
     if not found:
         which = f"of identifier {identifier or named!r}"
         which = which if sequence is None else f"of sequence {sequence}, and none {which}"

@@ -13,7 +13,8 @@ from airflow_provider_taskq.plugins.auth import ConnId, viewer
 from airflow_provider_taskq.plugins.schemas import Name, Place, StateName, Text, require_zone
 from airflow_provider_taskq.plugins.serializers import Document
 from airflow_provider_taskq.plugins.session import read_only
-from airflow_provider_taskq.queue import Condition, State, TaskQueue
+from airflow_provider_taskq.queue import Condition, State, TaskFilter, TaskQueue
+from airflow_provider_taskq.queue.inspect import BUDGET
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from airflow_provider_taskq.queue.topic_status import describe_group_wait, describe_ready_wait, describe_state_wait
 
@@ -96,13 +97,17 @@ def _tasks_of_instance(
     queue: TaskQueue, topic: str, first: int | None, last: int | None, identifiers: Sequence[str]
 ) -> Document:
     """Return the tasks of one push, and the newest tasks of identifiers."""
-    pushed = [] if first is None or last is None else queue.find_pushed(topic, first, last)
+    pushed: list[int] = []
+    if first is not None and last is not None:
+        budget = max(1, min(last - first + 1, BUDGET))
+        same = TaskFilter(pushed_with=first)
+        pushed = queue.find_tasks(topic, same, after=first - 1, newest=False, budget=budget).sequences
     newest = queue.newest_sequences(topic, identifiers)
-    wanted = [sequence for sequence in newest.values() if sequence is not None]
-    tasks = {line.sequence: serializers.task(line) for line in queue.browse_tasks(topic, [*pushed, *wanted])}
+    found = queue.browse_tasks(topic, [*pushed, *newest.values()])
+    tasks = {line.sequence: serializers.task(line) for line in found}
     return {
         "pushed": [tasks[sequence] for sequence in pushed if sequence in tasks],
-        "waits_for": [{"identifier": name, "task": tasks.get(found or -1)} for name, found in newest.items()],
+        "waits_for": [{"identifier": name, "task": tasks.get(newest.get(name, -1))} for name in identifiers],
     }
 
 

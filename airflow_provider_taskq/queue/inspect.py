@@ -3,7 +3,7 @@
 Reports are rows: named tuples with the columns of the SQL function of the same name, which its COMMENT describes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import LiteralString
 
@@ -208,22 +208,14 @@ class InspectMixin(FunctionCaller):
         """
         return self._report(
             "find_tasks(%s::text, %s::int, %s::text, %s::text, %s::text, %s::timestamptz, %s::timestamptz, %s::text,"
-            " %s::text, %s::bigint, %s::boolean, %s::int, %s::int)",
+            " %s::text, %s::bigint, %s::bigint, %s::boolean, %s::int, %s::int)",
             *(topic, given.state, given.status, given.identifier, given.reference, given.since, given.until),
-            *(given.error, given.error_group, after, newest, size, budget),
+            *(given.error, given.error_group, given.pushed_with, after, newest, size, budget),
         )[0]
 
     def search_tasks(self, text: str, size: int = 50) -> list[Row]:
         """Return tasks of all topics whose sequence, identifier or reference equals a text, the newest first."""
-        rows = self._rows("SELECT topic, sequence FROM taskq.search_tasks(%s::text, %s::int)", (text, size))
-        return sorted(self._browse_found(rows), key=lambda task: task.sequence, reverse=True)
-
-    def find_pushed(self, topic: str, first: int, last: int, size: int = 50) -> list[int]:
-        """Return the tasks of one push, by its first and last sequence, without those of other transactions."""
-        found: list[int] = self._value(
-            "SELECT taskq.find_pushed(%s::text, %s::bigint, %s::bigint, %s::int)", (topic, first, last, size)
-        )
-        return found
+        return self._browse_found("search_tasks(%s::text, %s::int)", text, size)[::-1]
 
     def find_claimed(self, topic: str, owner: str, since: datetime | None = None, budget: int = BUDGET) -> list[Row]:
         """Return `(sequence, state)` of tasks that an owner holds, or that ended under it since a moment.
@@ -232,9 +224,9 @@ class InspectMixin(FunctionCaller):
         """
         return self._report("find_claimed(%s::text, %s::text, %s::timestamptz, %s::int)", topic, owner, since, budget)
 
-    def newest_sequences(self, topic: str, identifiers: Sequence[str]) -> dict[str, int | None]:
-        """Return the sequence of the newest task of each identifier."""
-        call = "SELECT identifier, sequence FROM taskq.newest_sequences(%s::text, %b::text[])"
+    def newest_sequences(self, topic: str, identifiers: Sequence[str]) -> dict[str, int]:
+        """Return the sequence of the newest task of each of the identifiers that has any."""
+        call = "SELECT identifier, sequence FROM taskq.latest(%s::text, %b::text[])"
         return dict(self._rows(call, (topic, list(identifiers))))
 
     def dependencies(self, topic: str, sequence: int) -> list[Row]:
@@ -246,7 +238,14 @@ class InspectMixin(FunctionCaller):
 
         Do not log the row: the texts may be private.
         """
-        return next(iter(self._report("task_texts(%s::text, %s::bigint, %s::int)", topic, sequence, length)), None)
+        found = self._fetch(
+            report_row,
+            "SELECT left(payload::text, %s::int) AS payload, octet_length(payload::text) AS payload_bytes,"
+            " left(output::text, %s::int) AS output, octet_length(output::text) AS output_bytes"
+            " FROM taskq.task(%s::text, %s::bigint)",
+            (length, length, topic, sequence),
+        )
+        return found[0] if found else None
 
     def browse_owners(
         self, search: str | None = None, *, after: int | None = None, size: int = 50, budget: int = BUDGET
@@ -273,11 +272,8 @@ class InspectMixin(FunctionCaller):
         :param after: the last sequence of the page before.
         :param workers: also what the owners of workers of that name hold.
         """
-        rows = self._rows(
-            "SELECT topic, sequence FROM taskq.browse_held(%s::text, %s::boolean, %s::bigint, %s::int)",
-            (owner, workers, after, size),
-        )
-        return sorted(self._browse_found(rows), key=lambda task: task.sequence)
+        call: LiteralString = "browse_held(%s::text, %s::boolean, %s::bigint, %s::int)"
+        return self._browse_found(call, owner, workers, after, size)
 
     def browse_holders(self, topic: str) -> list[Row]:
         """Return up to a hundred owners that hold tasks of a topic, those with most tasks first."""
@@ -306,11 +302,10 @@ class InspectMixin(FunctionCaller):
         ticks = [each for each in found if each.prefix is not None]  # a row without a prefix says that there are more
         return ticks, len(ticks) < len(found)
 
-    def _browse_found(self, found: Iterable[tuple[str, int]]) -> list[Row]:
-        by_topic: dict[str, list[int]] = {}
-        for topic, sequence in found:
-            by_topic.setdefault(topic, []).append(sequence)
-        return [task for topic, sequences in by_topic.items() for task in self.browse_tasks(topic, sequences)]
+    def _browse_found(self, call: LiteralString, *arguments: object) -> list[Row]:
+        """Return the tasks whose topics and sequences a function returns, in order of sequence."""
+        tasks: LiteralString = "taskq.browse_tasks(f.topic, ARRAY[f.sequence], 0) t ORDER BY t.sequence"
+        return self._fetch(report_row, f"SELECT t.* FROM taskq.{call} f, {tasks}", arguments)  # noqa: S608  literals
 
     # History
 
@@ -337,7 +332,7 @@ class InspectMixin(FunctionCaller):
 
     def oldest_due(self) -> dict[str, timedelta]:
         """Return for how long the oldest due task of each topic has been due, without topics that have no due task."""
-        call = "SELECT topic, clock_timestamp() - since FROM taskq.oldest_due_by_topic()"
+        call = "SELECT topic, clock_timestamp() - since FROM taskq.oldest_due()"
         return dict(self._rows(call))
 
     def statistics(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[Row]:

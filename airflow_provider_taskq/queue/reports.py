@@ -71,7 +71,8 @@ class TaskFilter:
 
     `status` is one of STATUSES, or `exhausted`: FAILED without attempts left. `since` and `until` bound the push, both
     included. The task's error contains `error`, in any case, and belongs to `error_group` (a row of `error_groups`);
-    without a state these two search EXPIRED, FAILED and SUSPENDED tasks.
+    without a state these two search EXPIRED, FAILED and SUSPENDED tasks. `pushed_with` is the sequence of a task that
+    the same transaction pushed.
     """
 
     state: State | None = None
@@ -82,6 +83,7 @@ class TaskFilter:
     until: datetime | None = None
     error: str | None = None
     error_group: str | None = None
+    pushed_with: int | None = None
 
 
 def report_row(cursor: Any) -> Callable[[Sequence[Any]], Row]:

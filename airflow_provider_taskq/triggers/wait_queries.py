@@ -29,16 +29,17 @@ from airflow_provider_taskq.triggers.waits import (
 Outcome = TypeVar("Outcome")
 
 # Without junctures the query changes nothing. So it also runs on a standby, and with a role that may only read.
+# A row that equals NO_RESULT is left out, so that ten thousand topics without a ready task return no row.
 _READ_ONLY = (
     "SELECT kind, position, number, waited"
     " FROM taskq.watch_tasks(%b::text[], %b::int[], %b::text[], %b::boolean[], %b::text[], %b::text[])"
+    " WHERE number IS NOT NULL AND (kind <> 'ready' OR number <> 0)"
 )
-_WITH_JUNCTURES = (
-    "SELECT kind, position, number, waited FROM taskq.watch(%b::text[], %b::int[], %b::text[], %b::boolean[],"
-    " %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
+_JUNCTURES = (
+    " UNION ALL SELECT 'juncture', position, number, NULL"
+    " FROM taskq.watch_groups(%b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
+    " WHERE number IS NOT NULL"
 )
-# Excludes rows that equal NO_RESULT, so that ten thousand topics without a ready task return no row.
-_WITH_RESULT = " WHERE number IS NOT NULL AND (kind <> 'ready' OR number <> 0)"
 
 
 @dataclass(eq=False, slots=True)
@@ -192,7 +193,7 @@ class QueryBatch:
                         for identifier in group:
                             _append_row(groups, (len(junctures[0]), number, identifier))
         writes = bool(self._by_kind["juncture"])
-        self._sql: LiteralString = (_WITH_JUNCTURES if writes else _READ_ONLY) + _WITH_RESULT
+        self._sql: LiteralString = _READ_ONLY + _JUNCTURES if writes else _READ_ONLY
         self._arguments = [*ready, *states, *(junctures if writes else ()), *(groups if writes else ())]
 
     def __len__(self) -> int:

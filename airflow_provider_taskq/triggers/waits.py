@@ -19,9 +19,10 @@ _MAX_LOG_INTERVAL = 300.0
 
 
 class QueryResult(NamedTuple):
-    """The answer of taskq.watch to a query: a number, and the seconds for which the oldest due task has waited.
+    """The answer of taskq.watch_tasks or taskq.watch_groups to a query.
 
-    The number is a count of ready tasks, a state, or a count of incomplete groups. Both are None without an answer.
+    The number is a count of ready tasks, a state, or a count of incomplete groups. `waited` is for how many seconds the
+    oldest due task has waited. Both are None without an answer.
     """
 
     number: int | None

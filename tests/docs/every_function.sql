@@ -22,7 +22,6 @@ SELECT * FROM taskq.offer_many('mails', 'ignore', ARRAY['mail-1', 'mail-2']);
 SELECT taskq.lock_offers('mails', ARRAY['mail-1']);
 SELECT taskq.drop('mails', 'mail-2');
 SELECT taskq.first_pushed('orders', 1);
-SELECT taskq.find_pushed('orders', 1, 9, 100);
 SELECT taskq.notify('orders');
 
 -- Leases, polls and decisions
@@ -31,7 +30,6 @@ SELECT taskq.heartbeat('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 SELECT taskq.draw_fence('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 SELECT * FROM taskq.owners('1 hour');
 SELECT taskq.ready('orders', 10, 'SINGULAR_BY_IDENTIFIER');
-SELECT * FROM taskq.ready_many(ARRAY['orders', 'mails'], ARRAY[10, 10]);
 SELECT taskq.has_unclaimed('orders', 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE');
 SELECT * FROM taskq.poll('orders', 'worker-1', (SELECT fence FROM taskq.owner('worker-1')), 1,
     'LAST_IN_FIRST_OUT', 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS');
@@ -91,26 +89,20 @@ SELECT taskq.format_duration('90 minutes');
 SELECT * FROM taskq.task('orders', 1);
 SELECT * FROM taskq.latest('orders', ARRAY['customer-1']);
 SELECT * FROM taskq.newest('orders');
-SELECT * FROM taskq.newest_sequences('orders', ARRAY['customer-1']);
 SELECT * FROM taskq.page('orders', 0, NULL, 10, NULL, NULL, NULL);
 SELECT * FROM taskq.count(NULL, false, NULL, NULL, NULL, 0, NULL);
 SELECT * FROM taskq.results(NULL, NULL);
 SELECT taskq.resolve(now() - interval '1 hour', false);
 SELECT * FROM taskq.search_tasks('customer-1', 10);
-SELECT * FROM taskq.find_tasks('orders', NULL, NULL, 'customer-1', NULL, NULL, NULL, NULL, NULL, 0, false, 10, 1000);
-SELECT * FROM taskq.task_texts('orders', 1, 100);
+SELECT * FROM taskq.find_tasks('orders', NULL, NULL, 'customer-1', NULL, NULL, NULL, NULL, NULL, 1, 0, false, 10,
+    1000);
 SELECT * FROM taskq.task_bounds('orders', 0, 100, NULL, NULL, NULL, NULL, 2);
 SELECT * FROM taskq.task_slice('orders', 0, 100, NULL, NULL, NULL, NULL, true);
 SELECT * FROM taskq.dependencies('orders', 5);
 SELECT * FROM taskq.timeline('orders', 1);
 SELECT * FROM taskq.explain('orders', 1);
-SELECT taskq.explain_dependency(1, 5);
-SELECT taskq.explain_turn(1, 5);
-SELECT taskq.explain_ready(false, 1, 5, 0::smallint, 0, now(), NULL);
-SELECT taskq.explain_ended(3::smallint, NULL, 3, 3, 'worker-1', now(), NULL);
-SELECT taskq.explain_held('worker-1', now());
-SELECT * FROM taskq.oldest_due(1);
-SELECT * FROM taskq.oldest_due_by_topic();
+SELECT taskq.explain_task(1, 5);
+SELECT * FROM taskq.oldest_due();
 SELECT * FROM taskq.topic_status(ARRAY['orders'], ARRAY['NONE'], 1000);
 SELECT * FROM taskq.error_groups('orders');
 SELECT * FROM taskq.statistics('1 hour');
@@ -121,8 +113,8 @@ SELECT * FROM taskq.health();
 SELECT * FROM taskq.browse_topics('or', false, NULL, 10, 1000);
 SELECT * FROM taskq.browse_tasks('orders', ARRAY[1], 100);
 SELECT * FROM taskq.browse_owners('work', false, NULL, 10, 1000);
-SELECT * FROM taskq.watch(ARRAY['orders'], ARRAY[1], ARRAY['NONE'], ARRAY[true], ARRAY['orders'], ARRAY['customer-1'],
-    ARRAY[]::text[], ARRAY[]::text[], ARRAY[]::text[], ARRAY[]::int[], ARRAY[]::int[], ARRAY[]::text[]);
+SELECT * FROM taskq.watch_groups(ARRAY['run-1'], ARRAY['orders'], ARRAY['ETERNAL'], ARRAY[1], ARRAY[0],
+    ARRAY['customer-8']);
 SELECT * FROM taskq.watch_tasks(ARRAY['orders'], ARRAY[1], ARRAY['NONE'], ARRAY[true], ARRAY['orders'],
     ARRAY['customer-1']);
 

@@ -222,7 +222,6 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "drain_report": lambda: queue.drain_report("drain"),
         "end_drain": lambda: queue.end_drain("drain", {}, owner),
         "find_claimed": lambda: queue.find_claimed("work", "me"),
-        "find_pushed": lambda: queue.find_pushed("work", 1, 4),
         "find_tasks": lambda: queue.find_tasks("work", TaskFilter(state=State.FAILED)),
         "forget_group": lambda: queue.forget_group("unknown", "work"),
         "forget_worker": lambda: queue.forget_worker("worker"),

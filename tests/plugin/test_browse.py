@@ -123,7 +123,9 @@ def test_a_push_is_found_among_concurrent_pushes(open_queue: Callable[[], TaskQu
     one.conn.commit()
     other.conn.commit()
     assert first < between < last
-    assert queue.find_pushed("work", first, last) == [first, last]
+    given = TaskFilter(pushed_with=first)
+    assert queue.find_tasks("work", given, newest=False).sequences == [first, last]
+    assert queue.find_tasks("work", given, after=first - 1, newest=False, budget=2).sequences == [first]
 
 
 def test_an_action_leaves_out_tasks_that_another_session_changed(

@@ -27,6 +27,7 @@ FILTERS = [
     TaskFilter(error="no task has this"),
     TaskFilter(error="no task has this", state=State.SUCCEEDED),
     TaskFilter(error="no task has this", state=State.READY),
+    TaskFilter(pushed_with=1),
     TaskFilter(since=SINCE, until=UNTIL),
     TaskFilter(since=SINCE, until=UNTIL, state=State.FAILED),
 ]
@@ -44,7 +45,6 @@ VIEWS: dict[str, Callable[[TaskQueue], object]] = {
     "owners": lambda queue: queue.browse_owners(),
     "held": lambda queue: queue.browse_held("worker-3"),
     "holders": lambda queue: queue.browse_holders("work"),
-    "instance": lambda queue: queue.find_pushed("work", 1, 1_000_000),
     "locks": lambda queue: queue.browse_locks(),
     "consumer_groups": lambda queue: queue.partition_states(size=100),
     "ticks": lambda queue: queue.browse_ticks("work"),

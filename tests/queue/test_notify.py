@@ -115,8 +115,10 @@ def test_a_transaction_notifies_once_of_a_topic(notifying: TaskQueue, listening:
 # Watch: one query answers all waits of any kind
 
 LOOK = (
-    "SELECT kind, position, number, waited FROM taskq.watch(%b::text[], %b::int[], %b::text[], %b::boolean[],"
-    " %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
+    "SELECT kind, position, number, waited"
+    " FROM taskq.watch_tasks(%b::text[], %b::int[], %b::text[], %b::boolean[], %b::text[], %b::text[])"
+    " UNION ALL SELECT 'juncture', position, number, NULL"
+    " FROM taskq.watch_groups(%b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
 )
 Ready = tuple[str, int, str, bool]
 

@@ -417,17 +417,13 @@ TELLING: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "find_drain": ("SELECT * FROM taskq.find_drain('theirs')", []),
     "owner": ("SELECT name FROM taskq.owner('theirs')", []),
     "owners": ("SELECT name FROM taskq.owners('1 hour')", []),
-    "ready_many": (
-        "SELECT * FROM taskq.ready_many('{orders, invoices, unknown}', '{9, 9, 9}')",
-        [(1, 1), (2, None), (3, None)],
-    ),
     "release": ("SELECT taskq.release('theirs', 1)", [(0,)]),
     "topic_status": (
         "SELECT position, ready FROM taskq.topic_status('{orders, invoices, unknown}', '{NONE, NONE, NONE}', 9)",
         [(1, 1)],
     ),
     "topics": ("SELECT * FROM taskq.topics()", [("orders",)]),
-    "watch": (f"SELECT number FROM taskq.watch({OF_BOTH}, {GROUP})", [(1,), (-1,), (-1,), (-1,), (-1,)]),
+    "watch_groups": (f"SELECT number FROM taskq.watch_groups({GROUP})", [(-1,)]),
     "watch_tasks": (f"SELECT number FROM taskq.watch_tasks({OF_BOTH})", [(1,), (-1,), (-1,), (-1,)]),
 }
 

@@ -71,19 +71,6 @@ locked. An empty poll under a condition does not prove that the topic is empty. 
 proves it, except for rows that an open transaction holds. Raises TQ001 for an unknown topic, and TQ000 for an unknown
 condition.';
 
-CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
-RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE AS $$
-    SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL
-        THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()),
-            coalesce(u.condition, 'NONE')) END
-    FROM unnest(p_topics, p_limits, p_conditions) WITH ORDINALITY AS u (topic, bound, condition, place)
-    LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
-$$;
-COMMENT ON FUNCTION taskq.ready_many IS
-'Returns the counts of taskq.ready for many topics in one call. p_limits and p_conditions have one element for each
-element of p_topics. A condition of NULL stands for NONE. Each row has the position of a topic, from 1, and its count.
-The count is NULL for an unknown topic.';
-
 CREATE FUNCTION taskq.poll_batch(p_topic text, p_owner text, p_fence bigint, p_identifiers int, p_size int)
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql AS $$

@@ -230,7 +230,7 @@ BEGIN
         'SELECT min(n.sequence), max(n.sequence), count(*)
          FROM (SELECT f.sequence, ntile(%s) OVER (ORDER BY f.sequence) AS part FROM (%s) f) n
          GROUP BY n.part ORDER BY 1', greatest(p_parts, 1), (taskq_internal.filter_queries(
-            v_topic, v_low, v_high, p_states, NULL, p_identifiers, NULL, NULL, NULL, NULL, NULL, NULL, NULL)).matches);
+            v_topic, v_low, v_high, p_states, p_identifiers)).matches);
 END $$;
 COMMENT ON FUNCTION taskq.task_bounds IS
 'Splits the tasks that match the filters into at most p_parts ranges of sequences of nearly equal size. A filter of NULL
@@ -260,8 +260,7 @@ BEGIN
            %s ORDER BY i.sequence',
         CASE WHEN coalesce(p_identifiers::text, p_states::text) IS NOT NULL
              THEN format('AND i.sequence IN (%s)', (taskq_internal.filter_queries(
-                 v_topic, p_low, p_high, p_states, NULL, p_identifiers, NULL, NULL, NULL, NULL, NULL, NULL,
-                 NULL)).matches) END)
+                 v_topic, p_low, p_high, p_states, p_identifiers)).matches) END)
         USING v_topic.topic_id, p_low, p_high, p_states, p_identifiers, p_since, p_until, p_bulky;
 END $$;
 COMMENT ON FUNCTION taskq.task_slice IS

@@ -7,42 +7,30 @@ RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retry
                running_capped boolean, consumers bigint, oldest_seconds bigint, last_end_seconds bigint)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
-DECLARE
-    v_now       timestamptz := clock_timestamp();
-    v_topic     record;
-    v_topic_ids int[];
-    v_held      bigint[];
-    v_consumers bigint[];
-    v_capped    boolean;
 BEGIN
-    SELECT array_agg(h.topic_id), array_agg(h.held), array_agg(h.consumers), coalesce(sum(h.held), 0) = 10000
-    INTO v_topic_ids, v_held, v_consumers, v_capped FROM taskq_internal.count_held_by_topic() h;
-    FOR v_topic IN
-        SELECT p.topic_id, p.name, p.paused, array_position(v_topic_ids, p.topic_id) AS place
-        FROM taskq_internal.topic p
-        WHERE (p_after IS NULL OR p.name > p_after) AND taskq_internal.may_access(p.name, 'SELECT')
-          AND CASE WHEN p_exact THEN p.name = p_search ELSE p_search IS NULL
-              OR strpos(lower(p.name), lower(p_search)) > 0 END
-        ORDER BY p.name LIMIT greatest(p_size, 0)
-    LOOP
-        topic := v_topic.name; paused := v_topic.paused;
-        running := coalesce(v_held[v_topic.place], 0); running_capped := v_capped;
-        consumers := coalesce(v_consumers[v_topic.place], 0);
-        SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked,
-            paused_tasks
-        FROM taskq_internal.count_waiting(v_topic.topic_id, greatest(p_cap, 0)) r;
-        IF v_topic.paused THEN
-            paused_tasks := least(ready + scheduled + retrying + blocked + paused_tasks, p_cap);
-            ready := 0; scheduled := 0; retrying := 0; blocked := 0;
-        END IF;
-        expired := taskq_internal.count_in_state(v_topic.topic_id, :EXPIRED, p_cap);
-        failed := taskq_internal.count_in_state(v_topic.topic_id, :FAILED, p_cap);
-        suspended := taskq_internal.count_in_state(v_topic.topic_id, :SUSPENDED, p_cap);
-        oldest_seconds := (SELECT extract(epoch FROM v_now - d.since)::bigint
-                           FROM taskq.oldest_due(v_topic.topic_id) d);
-        last_end_seconds := extract(epoch FROM v_now - taskq_internal.last_completed(v_topic.topic_id))::bigint;
-        RETURN NEXT;
-    END LOOP;
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT array_agg(c.topic_id) AS topic_ids, array_agg(c.held) AS held, array_agg(c.consumers) AS consumers,
+               coalesce(sum(c.held), 0) = 10000 AS capped
+        FROM taskq_internal.count_held_by_topic() c)
+    SELECT p.name, p.paused, w.ready * n.open, w.scheduled * n.open, w.retrying * n.open, w.blocked * n.open,
+           CASE WHEN p.paused THEN least(w.ready + w.scheduled + w.retrying + w.blocked + w.paused, p_cap)
+                ELSE w.paused END,
+           coalesce(h.held[n.place], 0), taskq_internal.count_in_state(p.topic_id, :FAILED, p_cap),
+           taskq_internal.count_in_state(p.topic_id, :SUSPENDED, p_cap),
+           taskq_internal.count_in_state(p.topic_id, :EXPIRED, p_cap), h.capped, coalesce(h.consumers[n.place], 0),
+           (SELECT extract(epoch FROM clock_timestamp() - d.since)::bigint FROM taskq.oldest_due(NULL, p.topic_id) d),
+           extract(epoch FROM clock_timestamp() - taskq_internal.last_completed(p.topic_id))::bigint
+    FROM (SELECT * FROM taskq_internal.topic t
+          WHERE (p_after IS NULL OR t.name > p_after) AND taskq_internal.may_access(t.name, 'SELECT')
+            AND CASE WHEN p_exact THEN t.name = p_search ELSE p_search IS NULL
+                OR strpos(lower(t.name), lower(p_search)) > 0 END
+          ORDER BY t.name LIMIT greatest(p_size, 0)) p
+    CROSS JOIN held h
+    CROSS JOIN LATERAL (
+        SELECT (NOT p.paused)::int AS open, array_position(h.topic_ids, p.topic_id) AS place OFFSET 0) n
+    CROSS JOIN LATERAL taskq_internal.count_waiting(p.topic_id, greatest(p_cap, 0)) w
+    ORDER BY p.name;
 END $$;
 COMMENT ON FUNCTION taskq.browse_topics IS
 'Returns up to p_size topics after the name p_after, in the order of their names. Each row has the counts by status and
@@ -155,8 +143,8 @@ TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.find_tasks(
     p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz,
-    p_until timestamptz, p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int,
-    OUT sequences bigint[], OUT looked_to bigint
+    p_until timestamptz, p_error text, p_error_group text, p_pushed_with bigint, p_after bigint, p_newest boolean,
+    p_size int, p_budget int, OUT sequences bigint[], OUT looked_to bigint
 ) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
@@ -179,9 +167,9 @@ BEGIN
         v_low := greatest(v_low, p_after + 1);
     END IF;
     v_queries := taskq_internal.filter_queries(
-        v_topic, v_low, v_high, CASE WHEN v_state IS NOT NULL THEN ARRAY[v_state] END, p_status,
-        CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference, p_since, p_until, p_error,
-        p_error_group, v_order, v_budget);
+        v_topic, v_low, v_high, CASE WHEN v_state IS NOT NULL THEN ARRAY[v_state] END,
+        CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference, p_status, p_since, p_until,
+        p_error, p_error_group, p_pushed_with, v_order, v_budget);
     EXECUTE format('SELECT ARRAY(%s ORDER BY sequence %s LIMIT %s)', v_queries.matches, v_order, greatest(p_size, 0))
         INTO sequences;
     IF cardinality(sequences) < p_size THEN
@@ -192,8 +180,9 @@ COMMENT ON FUNCTION taskq.find_tasks IS
 'Returns up to p_size sequences of a topic''s tasks that match a filter, beyond p_after. The order is ascending, or
 descending with p_newest true. A filter of NULL matches every task. p_status is a status of taskq.task_info; failed
 includes exhausted. p_since and p_until limit the time of the push, both included. p_error is a part of the error, in
-upper or lower case. p_error_group is a group of taskq.error_groups. The call reads up to p_budget rows of the narrowest
-index. If the budget ends first, looked_to is the p_after of the next call. Raises TQ001 for an unknown topic.';
+upper or lower case. p_error_group is a group of taskq.error_groups. p_pushed_with is a task of the same push. The call
+reads up to p_budget rows of the narrowest index. If the budget ends first, looked_to is the p_after of the next call.
+Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint)
 LANGUAGE plpgsql STABLE AS $$
@@ -203,19 +192,15 @@ DECLARE
     v_size     int := greatest(p_size, 0);
 BEGIN
     RETURN QUERY
-    SELECT p.name, n.sequence FROM (
-        SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
-            SELECT t.sequence FROM taskq_internal.task t WHERE v_sequence IS NOT NULL AND t.topic_id = q.topic_id
-                AND t.sequence = v_sequence) s
+    SELECT p.name, n.sequence FROM taskq_internal.topic p CROSS JOIN LATERAL (
+        SELECT t.sequence FROM taskq_internal.task t WHERE t.topic_id = p.topic_id AND t.sequence = v_sequence
         UNION
-        SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
-            SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_text AND t.topic_id = q.topic_id
-            ORDER BY t.sequence DESC LIMIT v_size) s
+        (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_text AND t.topic_id = p.topic_id
+         ORDER BY t.sequence DESC LIMIT v_size)
         UNION
-        SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
-            SELECT t.sequence FROM taskq_internal.task t WHERE t.reference = p_text AND t.topic_id = q.topic_id
-            ORDER BY t.sequence DESC LIMIT v_size) s) n
-    JOIN taskq_internal.topic p ON p.topic_id = n.topic_id ORDER BY n.sequence DESC LIMIT v_size;
+        (SELECT t.sequence FROM taskq_internal.task t WHERE t.reference = p_text AND t.topic_id = p.topic_id
+         ORDER BY t.sequence DESC LIMIT v_size)) n
+    ORDER BY n.sequence DESC LIMIT v_size;
 END $$;
 COMMENT ON FUNCTION taskq.search_tasks IS
 'Returns up to p_size tasks of all topics whose sequence, identifier or reference equals the text, the newest first.';
@@ -296,40 +281,6 @@ COMMENT ON FUNCTION taskq.find_claimed IS
 'Returns the tasks of a topic that an owner holds or that ended under the owner since p_since, with their states, in
 order. Reads the newest p_budget ended tasks of the topic. Raises TQ001 for an unknown topic.';
 
-CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[]
-LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
-BEGIN
-    RETURN ARRAY(
-        SELECT w.sequence FROM (
-            SELECT t.sequence, t.pushed_in FROM taskq_internal.task t WHERE t.topic_id = v_topic_id
-                AND t.sequence BETWEEN p_first AND p_last
-            ORDER BY t.sequence LIMIT 10000) w
-        WHERE w.pushed_in = (SELECT f.pushed_in FROM taskq_internal.task f WHERE f.topic_id = v_topic_id
-                             AND f.sequence = p_first)
-        LIMIT greatest(p_size, 0));
-END $$;
-COMMENT ON FUNCTION taskq.find_pushed IS
-'Returns up to p_size tasks of one push, from its first and last sequence. Reads the first 10,000 tasks of the push.
-Raises TQ001 for an unknown topic.';
-
-CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[])
-RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
-DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
-BEGIN
-    RETURN QUERY
-    SELECT u.identifier, (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = u.identifier
-                          AND t.topic_id = v_topic_id
-                          ORDER BY t.sequence DESC LIMIT 1)
-    FROM unnest(p_identifiers) AS u (identifier);
-END $$;
-COMMENT ON FUNCTION taskq.newest_sequences IS
-'Returns the sequence of the newest task of each identifier, in the order of the identifiers. It is NULL for an
-identifier without a task. Raises TQ001 for an unknown topic.';
-
 CREATE FUNCTION taskq.dependencies(p_topic text, p_sequence bigint)
 RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
@@ -348,17 +299,3 @@ END $$;
 COMMENT ON FUNCTION taskq.dependencies IS
 'Returns the dependencies of a task: for each one the newest task of its identifier, with the name of its state. Returns
 at most fifty rows. Raises TQ001 for an unknown topic.';
-
-CREATE FUNCTION taskq.task_texts(p_topic text, p_sequence bigint, p_length int)
-RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
-BEGIN
-    RETURN QUERY
-    SELECT left(i.payload::text, greatest(p_length, 0)), octet_length(i.payload::text),
-        left(i.output::text, greatest(p_length, 0)), octet_length(i.output::text)
-    FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
-END $$;
-COMMENT ON FUNCTION taskq.task_texts IS
-'Returns the payload and the output of a task as text, cut to p_length characters, and their sizes in bytes. Returns no
-row for an unknown task. Raises TQ001 for an unknown topic.';

@@ -13,15 +13,12 @@ for an unknown topic.';
 CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
-    v_sequences bigint[];
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
-    v_sequences := ARRAY(
-        SELECT n.sequence FROM (SELECT DISTINCT u.identifier FROM unnest(p_identifiers) AS u (identifier)) d
-        CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
-                            WHERE t.identifier = d.identifier AND t.topic_id = v_topic_id
-                            ORDER BY t.sequence DESC LIMIT 1) n);
-    RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = ANY (v_sequences);
+    RETURN QUERY
+    SELECT i.* FROM (SELECT DISTINCT u.identifier FROM unnest(p_identifiers) AS u (identifier)) d
+    CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.identifier = d.identifier
+                        ORDER BY v.sequence DESC LIMIT 1) i;
 END $$;
 COMMENT ON FUNCTION taskq.latest IS
 'Returns the task with the highest sequence of each identifier. An identifier without tasks has no row. Raises TQ001 for
@@ -40,9 +37,9 @@ DECLARE
     v_sequences bigint[];
 BEGIN
     EXECUTE format('SELECT ARRAY(%s ORDER BY sequence %s LIMIT %s)', (taskq_internal.filter_queries(
-        v_topic, v_low, v_high, CASE WHEN p_state IS NOT NULL THEN ARRAY[p_state] END, NULL,
-        CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference, NULL, NULL, NULL, NULL, NULL,
-        NULL)).matches, v_order, greatest(p_size, 0)) INTO v_sequences;
+        v_topic, v_low, v_high, CASE WHEN p_state IS NOT NULL THEN ARRAY[p_state] END,
+        CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference)).matches, v_order,
+        greatest(p_size, 0)) INTO v_sequences;
     RETURN QUERY EXECUTE format(
         'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s',
         v_order) USING v_topic.topic_id, v_sequences;
@@ -57,11 +54,8 @@ CREATE FUNCTION taskq.count(
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (SELECT topic_id FROM taskq_internal.topic WHERE name = p_topic);
-    v_where    text := 's.sequence >= $2'
-        || CASE WHEN p_topic IS NOT NULL THEN ' AND s.topic_id = $1' ELSE '' END
-        || CASE WHEN p_to IS NOT NULL THEN ' AND s.sequence <= $3' ELSE '' END
-        || CASE WHEN p_identifier IS NOT NULL THEN ' AND s.identifier = $4' ELSE '' END
-        || CASE WHEN p_reference IS NOT NULL THEN ' AND s.reference = $5' ELSE '' END;
+    -- EXECUTE plans with the values, so that a condition of NULL costs nothing.
+    v_where    text := '($7 IS NULL OR s.topic_id = $1) AND s.sequence >= $2 AND ($3 IS NULL OR s.sequence <= $3)';
     v_rows     text := format(
         CASE WHEN coalesce(p_identifier, p_reference) IS NULL THEN
             'SELECT s.topic_id, s.sequence, s.identifier,
@@ -74,7 +68,8 @@ DECLARE
                   WHERE l.topic_id = s.topic_id AND l.sequence = s.sequence),
                  (SELECT e.state FROM taskq_internal.ended e
                   WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence)) AS state
-             FROM taskq_internal.task s WHERE %1$s' END, v_where);
+             FROM taskq_internal.task s
+             WHERE %1$s AND ($4 IS NULL OR s.identifier = $4) AND ($5 IS NULL OR s.reference = $5)' END, v_where);
 BEGIN
     PERFORM taskq_internal.check_access(p_topic, 'SELECT');
     IF p_recent THEN
@@ -99,8 +94,9 @@ RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS 
 BEGIN
     RETURN QUERY
     SELECT p.name, taskq_internal.result_of_state(c.state), c.count FROM taskq_internal.topic p
-    LEFT JOIN taskq_internal.count_completed(coalesce(p_since, '-infinity'), coalesce(p_until, 'infinity')) c
-        ON c.topic_id = p.topic_id
+    LEFT JOIN (SELECT e.topic_id, e.state, count(*) AS count FROM taskq_internal.ended e
+               WHERE e.completed BETWEEN coalesce(p_since, '-infinity') AND coalesce(p_until, 'infinity')
+                 AND e.state BETWEEN :FAILED AND :SUCCEEDED GROUP BY e.topic_id, e.state) c USING (topic_id)
     ORDER BY p.name, c.state;
 END $$;
 COMMENT ON FUNCTION taskq.results IS
@@ -123,17 +119,8 @@ DECLARE
     v_unserved text;
 BEGIN
     SELECT * INTO v_live FROM taskq_internal.live l WHERE l.topic_id = v_topic.topic_id AND l.sequence = p_sequence;
-    IF NOT FOUND THEN
-        SELECT taskq.explain_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name, e.completed,
-                                   e.error_summary) INTO reason
-        FROM taskq_internal.ended e LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
-        WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
-    ELSIF v_live.holder IS NOT NULL THEN
-        SELECT taskq.explain_held(o.name, o.lease_until) INTO reason FROM taskq_internal.owner o
-        WHERE o.owner_id = v_live.holder;
-    ELSE
-        reason := taskq.explain_ready(v_topic.paused, v_topic.topic_id, p_sequence, v_live.waits, v_live.attempt,
-                                      v_live.available_at, v_live.error_summary);
+    reason := taskq.explain_task(v_topic.topic_id, p_sequence);
+    IF v_live.sequence IS NOT NULL AND v_live.holder IS NULL THEN
         waits_normally := v_live.attempt = 0 AND v_live.available_at > statement_timestamp()
             AND v_live.waits <= :WAITS_NOTHING AND NOT v_topic.paused;
         IF NOT v_topic.paused AND v_live.waits <= :WAITS_NOTHING AND v_live.available_at <= statement_timestamp() THEN
@@ -171,14 +158,9 @@ BEGIN
                NULL::timestamptz AS until, 0 AS place
         FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
-        SELECT h.happened,
-               CASE h.kind
-                   WHEN :HISTORY_FAILED THEN 'failed' WHEN :HISTORY_LAPSED THEN 'lapsed'
-                   WHEN :HISTORY_RESET THEN 'reset' WHEN :HISTORY_RECREATED THEN 'recreated'
-                   WHEN :HISTORY_REASSIGNED THEN 'reassigned' WHEN :HISTORY_PAUSED THEN 'paused'
-                   WHEN :HISTORY_RESUMED THEN 'resumed' WHEN :HISTORY_DUE_SET THEN 'due set'
-                   WHEN :HISTORY_ATTEMPTS_SET THEN 'attempts set' WHEN :HISTORY_PRIORITY_SET THEN 'priority set'
-                   WHEN :HISTORY_CANCELED THEN 'canceled' END,
+        SELECT h.happened,  -- the kinds are those of HistoryKind in queue/models.py, from 1
+               (ARRAY['failed', 'lapsed', 'reset', 'recreated', 'reassigned', 'paused', 'resumed', 'due set',
+                      'attempts set', 'priority set', 'canceled'])[h.kind],
                h.state, h.attempt, h.holder, h.actor, h.role, h.other, h.error, h.error_summary,
                h.due, h.polled, h.happened, 1
         FROM (SELECT * FROM taskq_internal.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
@@ -201,26 +183,6 @@ pushed, failed, lapsed, reset, recreated, reassigned, paused, resumed, due set, 
 held or ended. The column state has the state before the entry. For held and ended it has the current state. The columns
 waited and ran have the times of the attempt. Raises TQ001 for an unknown topic.';
 
-CREATE FUNCTION taskq.watch(
-    p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
-    p_state_identifiers text[], p_names text[], p_juncture_topics text[], p_junctions text[], p_places int[],
-    p_groups int[], p_identifiers text[]
-) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN QUERY
-    SELECT w.kind, w."position", w.number, w.waited
-    FROM taskq.watch_tasks(p_ready_topics, p_limits, p_conditions, p_aged, p_state_topics, p_state_identifiers) w;
-    RETURN QUERY
-    SELECT 'juncture', j.place, j.number, NULL::double precision
-    FROM taskq_internal.watch_groups(p_names, p_juncture_topics, p_junctions, p_places, p_groups, p_identifiers) j;
-END $$;
-COMMENT ON FUNCTION taskq.watch IS
-'Answers many waits in one call. Each row has the kind of its wait and the position in the arrays of that kind, from 1.
-The kind ready returns how many tasks of a topic a poll could claim, up to a limit. With p_aged it also returns for how
-many seconds the oldest task has been due. The kind state returns the state of the newest task of an identifier, or NULL
-if the identifier has no task. The kind juncture releases the complete groups and returns how many groups still wait.
-The number is -1 for an unknown topic.';
-
 CREATE FUNCTION taskq.watch_tasks(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
     p_state_identifiers text[]
@@ -228,7 +190,8 @@ CREATE FUNCTION taskq.watch_tasks(
 BEGIN
     RETURN QUERY
     SELECT 'ready', u.place::int, n.number, CASE WHEN u.aged AND n.number > 0
-           THEN extract(epoch FROM clock_timestamp() - (taskq.oldest_due(t.topic_id)).since)::double precision END
+           THEN (SELECT extract(epoch FROM clock_timestamp() - d.since)::double precision
+                 FROM taskq.oldest_due(NULL, t.topic_id) d) END
     FROM unnest(p_ready_topics, p_limits, p_conditions, p_aged) WITH ORDINALITY
         AS u (topic, bound, condition, aged, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
@@ -249,8 +212,11 @@ BEGIN
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE');
 END $$;
 COMMENT ON FUNCTION taskq.watch_tasks IS
-'Answers the waits of the kinds ready and state, like taskq.watch. It changes nothing, so readers may call it, also on a
-standby.';
+'Answers many waits in one call. Each row has the kind of its wait and the position in the arrays of that kind, from 1.
+The kind ready returns how many tasks of a topic a poll could claim, up to a limit. With p_aged it also returns for how
+many seconds the oldest task has been due. The kind state returns the state of the newest task of an identifier, or NULL
+if the identifier has no task. The number is -1 for an unknown topic. The function changes nothing, so readers may call
+it, also on a standby.';
 
 CREATE FUNCTION taskq.release_groups_once(
     p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text
@@ -281,6 +247,39 @@ COMMENT ON FUNCTION taskq.release_groups_once IS
 'Releases groups like taskq.junction, each group once for p_name. Returns the numbers of the groups that still wait. The
 queue recognizes a group by its identifiers. It remembers released groups until taskq.purge_group_releases removes them.
 Raises TQ001 for an unknown topic, TQ008 for an invalid name, and TQ000 for an unknown junction.';
+
+CREATE FUNCTION taskq.watch_groups(
+    p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
+) RETURNS TABLE ("position" int, number int) LANGUAGE plpgsql AS $$
+DECLARE
+    v_wait record;
+BEGIN
+    FOR v_wait IN
+        WITH member AS (SELECT m.place, array_agg(m.identifier) AS identifiers, array_agg(m.number) AS numbers
+                        FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier)
+                            GROUP BY m.place)
+        SELECT u.place::int, u.name, u.topic, u.junction, t.topic_id, coalesce(m.identifiers, '{}') AS identifiers,
+               coalesce(m.numbers, '{}') AS numbers
+        FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
+        LEFT JOIN member m ON m.place = u.place
+        LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'UPDATE')
+        ORDER BY u.place
+    LOOP
+        "position" := v_wait.place;
+        number := NULL;
+        IF v_wait.topic_id IS NULL THEN
+            number := -1;
+        ELSIF pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock(v_wait.topic_id)) THEN
+            number := cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, v_wait.identifiers,
+                    v_wait.numbers, v_wait.junction));
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+COMMENT ON FUNCTION taskq.watch_groups IS
+'Answers many waits for groups in one call, like taskq.release_groups_once. Each row has the position of a wait in
+p_names, from 1, and how many of its groups still wait, or -1 for an unknown topic. An element of p_places is the
+position of the wait of an identifier. Never waits: while a transaction drops the topic, the number is NULL.';
 
 CREATE FUNCTION taskq.purge_group_releases(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -319,34 +318,3 @@ COMMENT ON FUNCTION taskq.topic_status IS
 (due later, never attempted), retrying (due later, attempted before), blocked (by a dependency, a probe, a task of the
 identifier, or an open poll) or paused. The column running has the number of held tasks. Each count stops at p_cap. The
 column position is the position in the arrays, from 1. An unknown topic has no row.';
-
--- Returns, for each group wait of taskq.watch, how many groups still wait, or -1 for an unknown topic. Never waits:
--- while a move of the topic's tables holds the lock, the number is NULL, and a later call returns it.
-CREATE FUNCTION taskq_internal.watch_groups(
-    p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
-) RETURNS TABLE (place int, number int) LANGUAGE plpgsql AS $$
-DECLARE
-    v_wait record;
-BEGIN
-    FOR v_wait IN
-        WITH member AS (SELECT m.place, array_agg(m.identifier) AS identifiers, array_agg(m.number) AS numbers
-                        FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier)
-                            GROUP BY m.place)
-        SELECT u.place::int, u.name, u.topic, u.junction, t.topic_id, coalesce(m.identifiers, '{}') AS identifiers,
-               coalesce(m.numbers, '{}') AS numbers
-        FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
-        LEFT JOIN member m ON m.place = u.place
-        LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'UPDATE')
-        ORDER BY u.place
-    LOOP
-        place := v_wait.place;
-        number := NULL;
-        IF v_wait.topic_id IS NULL THEN
-            number := -1;
-        ELSIF pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock(v_wait.topic_id)) THEN
-            number := cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, v_wait.identifiers,
-                    v_wait.numbers, v_wait.junction));
-        END IF;
-        RETURN NEXT;
-    END LOOP;
-END $$;

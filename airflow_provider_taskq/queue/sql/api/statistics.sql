@@ -96,13 +96,8 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT coalesce(f.error_group, r.error_group), coalesce(f.failed, 0), coalesce(r.retrying, 0),
-        coalesce(f.messages, r.messages),
-           coalesce(f.example, r.example), coalesce(f.newest, r.newest), f.last_failed,
-               coalesce(sum(f.failed) OVER (), 0)::bigint
-    FROM taskq_internal.failed_groups(v_topic_id, '-infinity', p_budget) f
-    FULL JOIN taskq_internal.retrying_groups(v_topic_id, p_budget) r ON r.error_group = f.error_group
-    ORDER BY 2 DESC, 3 DESC, 1 LIMIT greatest(p_size, 0);
+    SELECT g.*, (sum(g.failed) OVER ())::bigint FROM taskq_internal.error_groups(v_topic_id, NULL, p_budget) g
+    ORDER BY g.failed DESC, g.retrying DESC, g.error LIMIT greatest(p_size, 0);
 END $$;
 COMMENT ON FUNCTION taskq.error_groups IS
 'Returns up to p_size groups of the errors of a topic''s FAILED tasks, the largest first. Each row has the number of

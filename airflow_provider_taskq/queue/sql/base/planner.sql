@@ -11,12 +11,13 @@ SELECT v.profile, v.nodes, v.settings, f.function
 FROM (VALUES
     -- Rows in the order of an index.
     ('poll', '-seqscan -bitmapscan +nestloop -hashjoin -mergejoin -sort', 'SET plan_cache_mode = force_generic_plan',
-     'poll poll_batch claim claim_batch ready ready_many has_unclaimed push revive topic_status watch_tasks oldest_due
-      oldest_due_by_topic browse_topics explain health resolve'),
+     'poll poll_batch claim claim_batch ready has_unclaimed push revive topic_status watch_tasks oldest_due
+      browse_topics explain health resolve'),
     ('lookup', '-seqscan -bitmapscan -hashjoin -mergejoin', 'SET plan_cache_mode = force_generic_plan', ''),
     -- Joins of rows with long arrays.
     ('arrays', '-seqscan -nestloop +hashjoin -mergejoin', 'SET plan_cache_mode = force_generic_plan',
-     'complete held cancel change_waiting reassign junction release_groups_once watch install_ticks uninstall_ticks'),
+     'complete held cancel change_waiting reassign junction release_groups_once watch_groups install_ticks
+      uninstall_ticks'),
     -- Two tables in the order of their sequences. work_mem keeps 50,000 rows out of temporary files.
     ('slice', '-seqscan -bitmapscan -nestloop -hashjoin',
      'SET plan_cache_mode = force_custom_plan SET work_mem = ''32MB''',
@@ -29,7 +30,7 @@ FROM (VALUES
     -- Whole tables, no table, or only calls of public functions.
     ('none', NULL, NULL,
      'count throughput purge_owners log_blockers grant_access revoke_access exchange offer push_task notify state_name
-      format_duration explain_ready explain_ended explain_held')) AS v (profile, nodes, settings, functions)
+      format_duration')) AS v (profile, nodes, settings, functions)
 CROSS JOIN LATERAL regexp_split_to_table(v.functions, '\s+') AS f (function);
 
 -- Gives each public function the settings of its profile.

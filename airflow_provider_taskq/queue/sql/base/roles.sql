@@ -23,22 +23,21 @@ FROM (VALUES
     ('producer consumer reader', true, 'topics policy'),
     ('producer consumer', false, 'begin_stream_batch'),
     ('consumer', true,
-     'register heartbeat draw_fence release held max_claim poll poll_batch claim has_unclaimed watch junction
+     'register heartbeat draw_fence release held max_claim poll poll_batch claim has_unclaimed watch_groups junction
       release_groups_once complete exchange held_bounds held_slice claim_batch defer_held_tasks count_staged
       prune_stages expire maintain advance acquire_partition read_partition advance_partition release_partition
       record_handling_times begin_drain end_drain'),
     ('consumer reader', true,
-     'owner owners ready ready_many topic_status watch_tasks task events log_end log_bounds log_slice progress
+     'owner owners ready topic_status watch_tasks task events log_end log_bounds log_slice progress
       is_worker_active find_drain count_ended_by find_failed_by'),
     ('consumer', false, 'lock unlock set_worker_active'),
     ('reader', true,
      'timeline explain latest page count task_bounds task_slice newest format_duration state_name statistics
-      error_groups browse_holders browse_ticks browse_tasks find_tasks find_claimed find_pushed newest_sequences
-      dependencies task_texts browse_topics'),
+      error_groups browse_holders browse_ticks browse_tasks find_tasks find_claimed
+      dependencies browse_topics'),
     ('reader', false,
-     'throughput results resolve health log_blockers explain_ready explain_held explain_ended explain_dependency
-      explain_turn oldest_due oldest_due_by_topic partition_states skipped_events handling_times
-      workers browse_owners browse_locks browse_held search_tasks audit_trail')
+     'throughput results resolve health log_blockers explain_task oldest_due partition_states skipped_events
+      handling_times workers browse_owners browse_locks browse_held search_tasks audit_trail')
 ) AS l (kinds, by_topic, functions)
 CROSS JOIN LATERAL regexp_split_to_table(l.kinds, ' ') AS k (kind)
 CROSS JOIN LATERAL regexp_split_to_table(l.functions, '\s+') AS f (function)

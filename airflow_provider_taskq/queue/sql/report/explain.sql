@@ -1,6 +1,8 @@
 -- Explain: tells in one sentence why a task is not running.
 
-CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
+-- Describes the first dependency of a task that is not fulfilled.
+CREATE FUNCTION taskq_internal.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_first record;
 BEGIN
@@ -21,47 +23,11 @@ BEGIN
                             CASE WHEN v_first.state = :READY THEN 'not ended'
                                 ELSE taskq.state_name(v_first.state) END) END;
 END $$;
-COMMENT ON FUNCTION taskq.explain_dependency IS
-'Describes in a sentence the first dependency that is not fulfilled.';
 
-CREATE FUNCTION taskq.explain_ready(
-    p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz,
-    p_error text
-) RETURNS text LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN CASE WHEN p_paused THEN 'its topic is paused'
-                WHEN p_waits = :WAITS_RESUME THEN 'it is paused until it is resumed'
-                WHEN p_waits = :WAITS_DEPENDENCIES THEN 'it ' || taskq.explain_dependency(p_topic_id, p_sequence)
-                WHEN p_due > statement_timestamp() THEN concat_ws(': ',
-                    format('it is %s in %s', CASE WHEN p_attempt > 0 THEN 'to be tried again' ELSE 'due' END,
-                           taskq.format_duration(taskq_internal.clamp_moment(p_due) - statement_timestamp())), p_error)
-                WHEN p_waits = :WAITS_PROBE THEN 'retries of its topic fail, and another one is tried first'
-                ELSE taskq.explain_turn(p_topic_id, p_sequence) END;
-END $$;
-COMMENT ON FUNCTION taskq.explain_ready IS
-'Explains in one sentence why a READY task is not running, from the columns of the task. Returns NULL if a poll may
-return the task. The view taskq.tasks calls this function.';
-
-CREATE FUNCTION taskq.explain_ended(
-    p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text, p_completed timestamptz,
-    p_error text
-) RETURNS text LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN concat_ws(': ',
-        format('it is %s%s', taskq.state_name(p_state), ' since ' || taskq.format_duration(
-            statement_timestamp() - taskq_internal.clamp_moment(p_completed))),
-        CASE WHEN p_state = :EXPIRED THEN format('the lease of %s ran out; it waits to be revived', p_owner)
-             WHEN p_state = :FAILED AND p_attempt < p_max_attempts THEN
-                 format('given up at attempt %s; now its topic allows %s', p_attempt, p_max_attempts)
-             WHEN p_state = :FAILED THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
-             WHEN p_state = :SUSPENDED THEN 'waits to be released or revived'
-             WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END,
-        CASE WHEN p_state = :FAILED THEN p_error END);
-END $$;
-COMMENT ON FUNCTION taskq.explain_ended IS
-'Explains in one sentence how a task ended. The view taskq.tasks calls this function.';
-
-CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
+-- Explains why a poll that takes one task per identifier at a time does not return a READY task. Returns NULL if no
+-- other task of the identifier blocks the task.
+CREATE FUNCTION taskq_internal.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
                           AND l.sequence = p_sequence);
@@ -90,19 +56,55 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
-COMMENT ON FUNCTION taskq.explain_turn IS
-'Explains in a sentence why a poll that takes one task per identifier at a time does not return a READY task. Returns
-NULL if no other task of the identifier blocks the task.';
 
-CREATE FUNCTION taskq.explain_held(p_owner text, p_lease_until timestamptz) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN p_lease_until < statement_timestamp()
-        THEN format('it was claimed by %s, whose lease lapsed %s ago: the next upkeep gives it back', p_owner,
-                    taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(p_lease_until)))
-        ELSE format('it is running: held by %s, whose lease goes on for another %s', p_owner,
-                    taskq.format_duration(taskq_internal.clamp_moment(p_lease_until) - statement_timestamp())) END
-$$;
-COMMENT ON FUNCTION taskq.explain_held IS
-'Describes in one sentence the owner of a held task and its lease. The view taskq.tasks calls this function.';
+CREATE FUNCTION taskq.explain_task(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_now  timestamptz := statement_timestamp();
+    v_task record;
+BEGIN
+    SELECT p.paused, p.max_attempts, l.holder, l.waits, coalesce(l.attempt, e.attempt) AS attempt, e.state, e.descent,
+           e.completed, taskq_internal.clamp_moment(l.available_at) - v_now AS due_in, o.name AS owner,
+           taskq_internal.clamp_moment(o.lease_until) - v_now AS lease,
+           coalesce(l.error_summary, e.error_summary) AS error
+    INTO v_task FROM taskq_internal.topic p
+    LEFT JOIN taskq_internal.live l ON l.topic_id = p_topic_id AND l.sequence = p_sequence
+    LEFT JOIN taskq_internal.ended e ON e.topic_id = p_topic_id AND e.sequence = p_sequence
+    LEFT JOIN taskq_internal.owner o ON o.owner_id = coalesce(l.holder, e.holder)
+    WHERE p.topic_id = p_topic_id;
+    RETURN CASE
+        WHEN v_task.holder IS NOT NULL AND v_task.lease < '0' THEN
+            format('it was claimed by %s, whose lease lapsed %s ago: the next upkeep gives it back', v_task.owner,
+                   taskq.format_duration(-v_task.lease))
+        WHEN v_task.holder IS NOT NULL THEN format(
+            'it is running: held by %s, whose lease goes on for another %s', v_task.owner,
+            taskq.format_duration(v_task.lease))
+        WHEN v_task.state IS NOT NULL THEN concat_ws(': ',
+            format('it is %s%s', taskq.state_name(v_task.state),
+                   ' since ' || taskq.format_duration(v_now - taskq_internal.clamp_moment(v_task.completed))),
+            CASE WHEN v_task.state = :EXPIRED
+                     THEN format('the lease of %s ran out; it waits to be revived', v_task.owner)
+                 WHEN v_task.state = :FAILED AND v_task.attempt < v_task.max_attempts THEN
+                     format('given up at attempt %s; now its topic allows %s', v_task.attempt, v_task.max_attempts)
+                 WHEN v_task.state = :FAILED
+                     THEN format('given up after %s of %s attempts', v_task.attempt, v_task.max_attempts)
+                 WHEN v_task.state = :SUSPENDED THEN 'waits to be released or revived'
+                 WHEN v_task.descent IS NOT NULL THEN 'was ' || taskq.state_name(v_task.descent) END,
+            CASE WHEN v_task.state = :FAILED THEN v_task.error END)
+        WHEN v_task.waits IS NULL THEN NULL
+        WHEN v_task.paused THEN 'its topic is paused'
+        WHEN v_task.waits = :WAITS_RESUME THEN 'it is paused until it is resumed'
+        WHEN v_task.waits = :WAITS_DEPENDENCIES
+            THEN 'it ' || taskq_internal.explain_dependency(p_topic_id, p_sequence)
+        WHEN v_task.due_in > '0' THEN concat_ws(': ',
+            format('it is %s in %s', CASE WHEN v_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
+                   taskq.format_duration(v_task.due_in)), v_task.error)
+        WHEN v_task.waits = :WAITS_PROBE THEN 'retries of its topic fail, and another one is tried first'
+        ELSE taskq_internal.explain_turn(p_topic_id, p_sequence) END;
+END $$;
+COMMENT ON FUNCTION taskq.explain_task IS
+'Explains in one sentence why a task is not running, or how it ended, for the view taskq.tasks. Returns NULL for an
+unknown task, and if a poll may return the task. Programs call taskq.explain.';
 
 -- Returns a sentence if no worker seems to poll a topic: no owner holds its tasks, and none has ended for a minute.
 -- Returns NULL otherwise.

@@ -33,10 +33,11 @@ CREATE FUNCTION taskq_internal.health_of_topics(p_patience interval) RETURNS SET
 LANGUAGE sql AS $$
     WITH late AS MATERIALIZED (
         SELECT d.topic_id, p.name, p.paused, d.sequence, clock_timestamp() - d.since AS age, count(*) OVER () AS topics
-        FROM taskq.oldest_due_by_topic(clock_timestamp() - p_patience) d JOIN taskq_internal.topic p USING (topic_id)
+        FROM taskq.oldest_due(clock_timestamp() - p_patience) d JOIN taskq_internal.topic p USING (topic_id)
         ORDER BY d.since LIMIT 10),
     judged AS MATERIALIZED (
-        SELECT l.*, taskq_internal.shell_word(l.name) AS word, taskq.explain_turn(l.topic_id, l.sequence) AS turn,
+        SELECT l.*, taskq_internal.shell_word(l.name) AS word,
+               taskq_internal.explain_turn(l.topic_id, l.sequence) AS turn,
                l.topic_id = ANY ((SELECT taskq_internal.served_topics())::int[])
                OR taskq_internal.last_completed(l.topic_id) >= clock_timestamp() - p_patience IS TRUE AS served
         FROM late l)
@@ -122,8 +123,8 @@ LANGUAGE sql AS $$
         WHERE t.nth < 1000),
     failing AS (
         SELECT t.id::int AS id, sum(g.failed)::bigint AS failed,
-               (array_agg(g.error_group ORDER BY g.failed DESC, g.error_group))[1] AS error
-        FROM troubled t CROSS JOIN LATERAL taskq_internal.failed_groups(t.id::int, p_since, 1000) g
+               (array_agg(g.error ORDER BY g.failed DESC, g.error))[1] AS error
+        FROM troubled t CROSS JOIN LATERAL taskq_internal.error_groups(t.id::int, p_since, 1000) g
         WHERE p_since <= (
             SELECT max(n.completed)
             FROM (SELECT e.completed FROM taskq_internal.ended e
@@ -154,7 +155,7 @@ CREATE FUNCTION taskq_internal.health_of_dependencies() RETURNS SETOF taskq_inte
         'warning',
         format('%s dependencies can''t be fulfilled until an operator revives, reassigns, replaces or cancels a task:'
                ' sequence %s of topic %L %s',
-               d.count, d.sequence, a.name, taskq.explain_dependency(d.topic_id, d.sequence)),
+               d.count, d.sequence, a.name, taskq_internal.explain_dependency(d.topic_id, d.sequence)),
         d.count,
         CASE WHEN d.on_sequence IS NULL THEN format('taskq cancel %s %s', taskq_internal.shell_word(a.name), d.sequence)
              ELSE format('taskq retry %s %s', taskq_internal.shell_word(b.name), d.on_sequence) END,

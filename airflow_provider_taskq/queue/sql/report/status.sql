@@ -29,44 +29,32 @@ BEGIN
                                           ORDER BY e.sequence DESC LIMIT 100) n);
 END $$;
 
-CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz) LANGUAGE plpgsql AS $$
-DECLARE
-    v_first record;
-BEGIN
-    FOR v_first IN
-        SELECT d.* FROM taskq_internal.newest_fronts(p_topic_id) f
-        CROSS JOIN LATERAL taskq_internal.first_ready(f) d WHERE d.sequence IS NOT NULL
-    LOOP
-        IF v_first.available_at <= clock_timestamp() AND (since IS NULL OR v_first.available_at < since) THEN
-            since := taskq_internal.clamp_moment(v_first.available_at);
-            sequence := v_first.sequence;
-        END IF;
-    END LOOP;
-END $$;
-COMMENT ON FUNCTION taskq.oldest_due IS
-'Returns the task of a topic that has been due the longest, of any priority, and the time since when it is due. Returns
-NULLs if no task is due.';
-
-CREATE FUNCTION taskq.oldest_due_by_topic(p_until timestamptz DEFAULT NULL)
+CREATE FUNCTION taskq.oldest_due(p_until timestamptz DEFAULT NULL, p_topic_id int DEFAULT NULL)
 RETURNS TABLE (topic text, sequence bigint, since timestamptz, topic_id int) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
+DECLARE
+    v_first int := coalesce(p_topic_id, 0);
+    v_last  int := coalesce(p_topic_id, 2147483647);
 BEGIN
     RETURN QUERY
     WITH RECURSIVE front AS (
-        (SELECT f.* FROM taskq_internal.front f ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1)
+        (SELECT f.* FROM taskq_internal.front f WHERE f.topic_id <= v_last AND f.topic_id >= v_first
+         ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1)
         UNION ALL
         SELECT n.* FROM front v CROSS JOIN LATERAL (
-            SELECT f.* FROM taskq_internal.front f WHERE (f.topic_id, f.priority) < (v.topic_id, v.priority)
+            SELECT f.* FROM taskq_internal.front f
+            WHERE (f.topic_id, f.priority) < (v.topic_id, v.priority) AND f.topic_id >= v_first
             ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1) n),
     late AS (
         (SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
          WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+           AND l.topic_id >= v_first AND l.topic_id <= v_last
          ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1)
         UNION ALL
         SELECT n.* FROM late v CROSS JOIN LATERAL (
             SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
             WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-              AND (l.topic_id, l.priority + 0) > (v.topic_id, v.priority)
+              AND (l.topic_id, l.priority + 0) > (v.topic_id, v.priority) AND l.topic_id <= v_last
             ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1) n)
     SELECT p.name, o.sequence, taskq_internal.clamp_moment(o.available_at), p.topic_id
     FROM (SELECT DISTINCT ON (d.topic_id) d.*
@@ -81,9 +69,10 @@ BEGIN
           ORDER BY d.topic_id, d.available_at, d.sequence) o
     JOIN taskq_internal.topic p ON p.topic_id = o.topic_id;
 END $$;
-COMMENT ON FUNCTION taskq.oldest_due_by_topic IS
-'Returns the task of each topic that has been due the longest, like taskq.oldest_due, in one read of all topics. Leaves
-out the tasks that are due after p_until, which is now by default.';
+COMMENT ON FUNCTION taskq.oldest_due IS
+'Returns the task of each topic that has been due the longest, of any priority, and the time since when it is due. With
+p_topic_id it returns only that of this topic. Leaves out the tasks that are due after p_until, which is now by default,
+and topics without a due task.';
 
 -- Returns the numbers of READY tasks of a topic, each up to p_cap, as if the topic were not paused. ready to paused
 -- count by the status of taskq.task_info. due counts tasks that wait for nothing, and probing retries that are due and
@@ -155,17 +144,6 @@ BEGIN
     END IF;
     RETURN (SELECT (l.holder IS NULL)::int FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
             AND l.sequence = v_sequence);
-END $$;
-
--- Returns the counts of taskq.results by topic number and state, without topics that have no such tasks.
-CREATE FUNCTION taskq_internal.count_completed(p_since timestamptz, p_until timestamptz)
-RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    SELECT e.topic_id, e.state::int, count(*) FROM taskq_internal.ended e
-    WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN :FAILED AND :SUCCEEDED GROUP BY e.topic_id,
-        e.state;
 END $$;
 
 -- Returns the state of tasks with this status, and NULL for an unknown status.

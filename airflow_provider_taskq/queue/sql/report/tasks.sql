@@ -38,14 +38,21 @@ COMMENT ON VIEW taskq.task_info IS
 columns state and descent are numbers, which taskq.state_name names. The column status is ready, scheduled, retrying,
 blocked, paused, running, exhausted, or the name of the state.';
 
--- Returns the held tasks of a topic, in no order. Returns NULL if owners hold more than p_budget tasks in the database.
-CREATE FUNCTION taskq_internal.held_sequences(p_topic_id int, p_budget int) RETURNS bigint[]
+-- Returns, in no order, the held tasks of a topic, or with p_waits its READY tasks that wait for this. Returns NULL if
+-- they are more than p_budget. It counts the held tasks of all topics.
+CREATE FUNCTION taskq_internal.few_sequences(p_topic_id int, p_waits int, p_budget int) RETURNS bigint[]
 LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_limit bigint := greatest(p_budget, 0)::bigint + 1;
 BEGIN
     RETURN (SELECT CASE WHEN count(*) <= p_budget
             THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END
-            FROM (SELECT l.topic_id, l.sequence FROM taskq_internal.live l WHERE l.holder IS NOT NULL
-                  ORDER BY l.holder, l.sequence LIMIT greatest(p_budget, 0)::bigint + 1) n);
+            FROM ((SELECT l.topic_id, l.sequence FROM taskq_internal.live l
+                   WHERE p_waits IS NULL AND l.holder IS NOT NULL ORDER BY l.holder, l.sequence LIMIT v_limit)
+                  UNION ALL
+                  (SELECT l.topic_id, l.sequence FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                     AND l.holder IS NULL AND l.waits > :WAITS_NOTHING AND l.waits = p_waits
+                   ORDER BY l.available_at, l.sequence LIMIT v_limit)) n);
 END $$;
 
 -- Returns how long an attempt waited for the poll that claimed it. The wait begins at the due time, or at the push if
@@ -71,9 +78,11 @@ $$;
 -- returns only that many of them, in the order p_order. matches returns the sequences of the rows of scan that match. A
 -- condition of NULL matches every task. If p_states has states of live and of ended tasks, the caller compares them.
 CREATE FUNCTION taskq_internal.filter_queries(
-    p_topic taskq_internal.topic, p_low bigint, p_high bigint, p_states int[], p_status text, p_identifiers text[],
-    p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text, p_order text,
-    p_budget int, OUT scan text, OUT matches text
+    p_topic taskq_internal.topic, p_low bigint, p_high bigint, p_states int[], p_identifiers text[],
+    p_reference text DEFAULT NULL, p_status text DEFAULT NULL, p_since timestamptz DEFAULT NULL,
+    p_until timestamptz DEFAULT NULL, p_error text DEFAULT NULL, p_error_group text DEFAULT NULL,
+    p_pushed_with bigint DEFAULT NULL, p_order text DEFAULT NULL, p_budget int DEFAULT NULL,
+    OUT scan text, OUT matches text
 ) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_states  int[] := CASE WHEN p_states IS NULL AND coalesce(p_error, p_error_group) IS NOT NULL
@@ -81,12 +90,18 @@ DECLARE
     v_table   text := CASE WHEN v_states <@ ARRAY[:ACTIVE, :READY] THEN 'live'
         WHEN NOT v_states && ARRAY[:ACTIVE, :READY] THEN 'ended' END;
     v_named   boolean := p_identifiers IS NOT NULL OR p_reference IS NOT NULL;
-    v_held    bigint[] := CASE WHEN v_states = ARRAY[:ACTIVE] AND NOT v_named
-        THEN taskq_internal.held_sequences(p_topic.topic_id, p_budget) END;
-    -- The name of the scanned rows: s of the table of the states, t of task, h of held sequences.
-    v_alias   text := CASE WHEN v_held IS NOT NULL THEN 'h' WHEN v_named OR v_table IS NULL THEN 't' ELSE 's' END;
+    v_few     bigint[] := CASE
+        WHEN NOT v_named AND v_states = ARRAY[:ACTIVE]
+            THEN taskq_internal.few_sequences(p_topic.topic_id, NULL, p_budget)
+        WHEN NOT v_named AND NOT p_topic.paused AND p_status IN ('paused', 'blocked')
+            THEN taskq_internal.few_sequences(p_topic.topic_id, CASE p_status WHEN 'paused' THEN :WAITS_RESUME
+                                              ELSE :WAITS_DEPENDENCIES END, p_budget) END;
+    -- The name of the scanned rows: s of the table of the states, t of task, f of few sequences.
+    v_alias   text := CASE WHEN v_few IS NOT NULL THEN 'f' WHEN v_named OR v_table IS NULL THEN 't' ELSE 's' END;
     v_of_task text := concat_ws(' AND ', 't.reference = ' || quote_literal(p_reference),
-        't.created >= ' || quote_literal(p_since), 't.created <= ' || quote_literal(p_until));
+        't.created >= ' || quote_literal(p_since), 't.created <= ' || quote_literal(p_until),
+        't.pushed_in = (SELECT w.pushed_in FROM taskq_internal.task w WHERE w.topic_id = ' || p_topic.topic_id
+        || ' AND w.sequence = ' || p_pushed_with || ')');
     v_of_row  text := concat_ws(' AND ',
         CASE v_table WHEN 'live' THEN format('(s.holder IS NULL)::int = ANY (%L)', v_states)
                      WHEN 'ended' THEN format('s.state = ANY (%L)', v_states) END,
@@ -105,7 +120,7 @@ BEGIN
         '(SELECT r.* FROM %s AND r.sequence BETWEEN %L AND %L%s)', f.source, p_low, p_high,
         replace(v_end, 'n.', 'r.')), ' UNION ALL ')) || v_end
     INTO scan FROM unnest(CASE
-        WHEN v_held IS NOT NULL THEN ARRAY[format('unnest(%L::bigint[]) r (sequence) WHERE true', v_held)]
+        WHEN v_few IS NOT NULL THEN ARRAY[format('unnest(%L::bigint[]) r (sequence) WHERE true', v_few)]
         WHEN v_named THEN ARRAY[format('taskq_internal.task r WHERE %s AND r.topic_id = %s',
             CASE WHEN cardinality(p_identifiers) = 1 THEN 'r.identifier = ' || quote_literal(p_identifiers[1])
                  WHEN p_identifiers IS NOT NULL THEN format('r.identifier = ANY (%L)', p_identifiers)

@@ -12,9 +12,7 @@
 -- Tasks that wait or are held, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.live_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
-       CASE WHEN l.holder IS NOT NULL THEN taskq.explain_held(o.name, o.lease_until)
-            ELSE coalesce(taskq.explain_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt, l.available_at,
-                                              l.error_summary), 'it is ready') END AS why,
+       coalesce(taskq.explain_task(l.topic_id, l.sequence), 'it is ready') AS why,
        l.attempt, l.crashes, l.priority, t.reference, statement_timestamp() - c.created AS age,
        CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
@@ -36,7 +34,7 @@ CREATE VIEW taskq_internal.ended_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier,
        CASE e.state WHEN :FAILED THEN 'FAILURE' WHEN :SUSPENDED THEN 'SUSPENSION' WHEN :FILTERED THEN 'FILTER'
            WHEN :SUCCEEDED THEN 'SUCCESS' END AS result,
-       taskq.explain_ended(e.state, e.descent, e.attempt, p.max_attempts, o.name, e.completed, e.error_summary) AS why,
+       taskq.explain_task(e.topic_id, e.sequence) AS why,
        e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval
            AS due_in,
        o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed, left(e.output::text, 120) AS output,
@@ -74,8 +72,8 @@ DECLARE
     v_sequences bigint[];
 BEGIN
     EXECUTE format('SELECT ARRAY(%s ORDER BY sequence DESC LIMIT %s)', (taskq_internal.filter_queries(
-        v_topic, 0, 9223372036854775807, NULL, NULL, CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END,
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL)).matches, greatest(p_size, 0)) INTO v_sequences;
+        v_topic, 0, 9223372036854775807, NULL, CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END
+        )).matches, greatest(p_size, 0)) INTO v_sequences;
     RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic.topic_id AND v.sequence = ANY (v_sequences)
         ORDER BY v.sequence DESC;
 END $$;
