@@ -17,7 +17,8 @@ BEGIN
     IF NOT v_probe.allowed THEN
         RETURN;
     END IF;
-    v_retries := taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
+    v_retries := taskq_internal.retries_to_promote(
+        p_topic.topic_id, v_probe.failing, v_now, p_size, p_lifo, p_condition);
     IF v_probe.failing THEN
         PERFORM FROM taskq_internal.probe p
         WHERE p.topic_id = p_topic.topic_id AND p.xmin = v_probe.version AND cardinality(v_retries) > 0
@@ -40,41 +41,40 @@ BEGIN
     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_locked);
 END $$;
 
--- Returns the retries to promote: the retries of up to p_size identifiers for a poll of batches, or else up to p_size
--- retries.
+-- Returns due retries that wait for the probe and that a poll under the condition could claim: a probe that none can
+-- claim would block the others. While retries fail, it returns the one whose last failure is the longest ago, whatever
+-- its priority, and of those that failed in one call the first by priority, then by sequence. Otherwise it returns the
+-- first p_size in polled order. For a poll of batches, the other retries of their identifiers follow.
 CREATE FUNCTION taskq_internal.retries_to_promote(
-    p_topic taskq_internal.topic, p_failing boolean, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
+    p_topic_id int, p_failing boolean, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_retries bigint[];
-BEGIN
-    IF p_failing THEN
-        v_retries := taskq_internal.retry_in_turn(p_topic.topic_id, p_now, p_condition);
-    ELSE
-        v_retries := taskq_internal.due_retries(p_topic.topic_id, p_now, p_size, p_lifo, p_condition);
-    END IF;
-    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq_internal.retries_of_same_groups(p_topic.topic_id, v_retries)
-        ELSE v_retries END;
-END $$;
-
--- Returns at most one task: the due retry whose last failure is the longest ago, whatever its priority. Under a
--- condition it returns only a retry that has the turn of its identifier. Among retries that failed in one call it
--- returns the first by priority, then by sequence.
-CREATE FUNCTION taskq_internal.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[]
-LANGUAGE plpgsql AS $$
-DECLARE
     v_sequence bigint;
+    v_found    bigint[] := '{}';
 BEGIN
     FOR v_sequence IN
-        SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE AND l.available_at <= p_now
-        ORDER BY l.failed_at NULLS FIRST, l.priority DESC, l.sequence
+        (SELECT l.sequence FROM taskq_internal.live l
+         WHERE p_failing AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
+           AND l.available_at <= p_now ORDER BY l.failed_at NULLS FIRST, l.priority DESC, l.sequence)
+        UNION ALL
+        SELECT r.sequence FROM taskq_internal.newest_fronts(p_topic_id) f CROSS JOIN LATERAL (
+            (SELECT l.sequence FROM taskq_internal.live l
+             WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
+               AND l.priority = f.priority AND l.available_at <= p_now ORDER BY l.available_at, l.sequence)
+            UNION ALL
+            (SELECT l.sequence FROM taskq_internal.live l
+             WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
+               AND l.priority = f.priority AND l.available_at <= p_now
+             ORDER BY l.available_at DESC, l.sequence DESC)) r
+        WHERE NOT p_failing
     LOOP
         IF taskq_internal.may_promote(p_topic_id, v_sequence, p_condition) THEN
-            RETURN ARRAY[v_sequence];
+            v_found := v_found || v_sequence;
         END IF;
+        EXIT WHEN cardinality(v_found) >= CASE WHEN p_failing THEN 1 ELSE p_size END;
     END LOOP;
-    RETURN '{}';
+    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq_internal.retries_of_same_groups(p_topic_id, v_found)
+                ELSE v_found END;
 END $$;
 
 -- Returns the given retries and the other retries of their identifiers, because a poll hands out a batch as a whole.
@@ -90,41 +90,6 @@ BEGIN
             WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0
                 AND coalesce(b.polled, 'infinity') = 'infinity' AND b.holder IS NULL AND b.waits + 0 = :WAITS_PROBE
             OFFSET 0) a));
-END $$;
-
--- Returns the first p_size due retries that wait for the probe, in polled order. Under a condition it returns only
--- retries that have the turn of their identifier, because a probe that no poll can claim would block the other retries.
-CREATE FUNCTION taskq_internal.due_retries(
-    p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
-DECLARE
-    v_priority smallint := 101;
-    v_sequence bigint;
-    v_due      bigint[] := '{}';
-BEGIN
-    LOOP
-        SELECT l.priority INTO v_priority FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE AND l.priority < v_priority
-        ORDER BY l.priority DESC LIMIT 1;
-        EXIT WHEN NOT FOUND OR cardinality(v_due) >= p_size;
-        FOR v_sequence IN
-            SELECT r.sequence FROM (
-                (SELECT l.sequence FROM taskq_internal.live l
-                 WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
-                   AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at, l.sequence)
-                UNION ALL
-                (SELECT l.sequence FROM taskq_internal.live l
-                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
-                   AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at DESC,
-                       l.sequence DESC)) r
-        LOOP
-            IF taskq_internal.may_promote(p_topic_id, v_sequence, p_condition) THEN
-                v_due := v_due || v_sequence;
-            END IF;
-            EXIT WHEN cardinality(v_due) >= p_size;
-        END LOOP;
-    END LOOP;
-    RETURN v_due;
 END $$;
 
 -- Returns whether an attempted task has the turn of its identifier, and no task blocks the identifier.

@@ -66,8 +66,8 @@ BEGIN
     v_tasks := taskq_internal.fulfilled_dependents(p_topic.topic_id, v_tasks)
         || taskq_internal.missed_dependents(p_topic.topic_id);
     IF v_probe.allowed THEN
-        v_tasks := v_tasks || taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_limit, false,
-            p_condition);
+        v_tasks := v_tasks || taskq_internal.retries_to_promote(
+            p_topic.topic_id, v_probe.failing, v_now, p_limit, false, p_condition);
     END IF;
     RETURN v_tasks;
 END $$;
