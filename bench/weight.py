@@ -243,7 +243,8 @@ def _parts() -> Iterator[Part]:
     """The writes and the steps that a function could do without, if nothing depended on them."""
     for table in ("task", "live"):
         insert = rf"INSERT INTO taskq_internal\.{table} .*?;"
-        edits = tuple(Edit("taskq.push", arguments, insert, "") for arguments in (10, 15))
+        pushes = ("taskq.push", 10), ("taskq_internal.store_tasks", None)
+        edits = tuple(Edit(function, arguments, insert, "") for function, arguments in pushes)
         yield Part(f"rows of {table}, with its indexes", PUSHES, edits=edits)
     yield Part("announcement of a push", PUSHES, edits=(_does("announce_push", "RETURN 0;"),))
     yield Part("checks of tasks", (PUSH,), edits=(_does("check_tasks"),))

@@ -191,9 +191,17 @@ def depend(queue: TaskQueue, prefix: str, size: int) -> None:
     queue.push("work", [NewTask(f"{prefix}{number}", depends_on=[("on", f"{number}")]) for number in range(size)])
 
 
+def offer(queue: TaskQueue, prefix: str, size: int) -> None:
+    """Offers tasks in one call, and then the same identifiers and new ones with other payloads."""
+    for payload, first in enumerate((0, size // 2)):
+        tasks = [NewTask(f"{prefix}{number}", payload) for number in range(first, first + size)]
+        queue.offer_many("work", tasks)
+
+
 PUSHES: dict[str, Push] = {
     **{each.name: stream(each) for each in (Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE)},
     "dependencies": depend,
+    "offers": offer,
 }
 
 

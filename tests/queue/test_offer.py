@@ -109,6 +109,26 @@ def test_a_batch_of_several_calls_is_all_or_nothing(queue: TaskQueue) -> None:
     assert queue.offer_many("work", []) == []
 
 
+@pytest.mark.parametrize("if_exists", ["update", "ignore", "ignore_held"])
+def test_offers_of_one_call_do_what_the_same_offers_do_one_after_the_other(queue: TaskQueue, if_exists: str) -> None:
+    given = [NewTask(each[0], each[1]) for each in ("a1", "b1", "a1", "a2", "c1", "a2", "b1", "d1", "d2", "a1")]
+    given[6:7] = [NewTask("b", "1", delay=HOUR), NewTask("b", "1"), NewTask("b", "1", priority=3)]
+    for topic in ("once", "often"):
+        queue.create_topic(topic)
+        queue.offer_many(topic, [NewTask("c", "0"), NewTask("d", "1")])
+    once = queue.offer_many("once", given, if_exists=if_exists)
+    often = [offered for task in given for offered in queue.offer_many("often", [task], if_exists=if_exists)]
+    assert outcomes(once) == outcomes(often)
+    for topic, offered in (("once", once), ("often", often)):
+        assert [known(queue, each.sequence, topic).identifier for each in offered] == [
+            task.identifier for task in given
+        ]
+    stored = [
+        [(t.identifier, t.payload, t.priority, t.status) for t in queue.page(topic)] for topic in ("once", "often")
+    ]
+    assert stored[0] == stored[1]
+
+
 INVALID: dict[str, tuple[NewTask | dict[str, Any], str]] = {
     "blank": (NewTask(" "), "blank"),
     "priority": (NewTask("x", priority=101), "priority"),

@@ -96,10 +96,10 @@ BEGIN
         END IF;
         v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, true);
         IF v_advanced THEN
-            PERFORM taskq_internal.wake_missed(v_topic.topic_id);
+            PERFORM taskq_internal.promote_missed(v_topic.topic_id);
         ELSIF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(v_topic.topic_id)
             OR taskq_internal.recall_early_tasks(v_topic.topic_id, clock_timestamp()) > 0
-            OR taskq_internal.wake_missed(v_topic.topic_id)) THEN
+            OR taskq_internal.promote_missed(v_topic.topic_id)) THEN
             RETURN QUERY SELECT * FROM taskq.poll_batch(p_topic, p_owner, p_fence, p_identifiers, p_size);
             RETURN;
         END IF;

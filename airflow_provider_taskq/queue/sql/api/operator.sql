@@ -268,7 +268,6 @@ CREATE FUNCTION taskq.reassign(
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_found    bigint[];
-    v_identifiers text[];
 BEGIN
     IF p_result IS NULL OR p_result NOT BETWEEN :FAILURE AND :SUCCESS THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
@@ -281,13 +280,9 @@ BEGIN
     UPDATE taskq_internal.ended SET state = taskq_internal.state_of_result(p_result),
         completed = coalesce(completed, clock_timestamp())
     WHERE topic_id = v_topic_id AND sequence = ANY (v_found);
-    v_identifiers := ARRAY(SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id
-                           AND e.sequence = ANY (v_found));
-    IF p_result = :SUCCESS THEN
-        PERFORM taskq_internal.wake_dependents(v_topic_id, v_identifiers);
-    ELSE
-        PERFORM taskq_internal.park_dependents(v_topic_id, v_identifiers);
-    END IF;
+    PERFORM taskq_internal.check_dependents_of(v_topic_id, ARRAY(
+        SELECT e.identifier FROM taskq_internal.ended e
+        WHERE e.topic_id = v_topic_id AND e.sequence = ANY (v_found)), p_result = :SUCCESS);
     RETURN cardinality(v_found);
 END $$;
 COMMENT ON FUNCTION taskq.reassign IS

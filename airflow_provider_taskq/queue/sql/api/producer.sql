@@ -48,9 +48,11 @@ CREATE FUNCTION taskq.offer_many(
     OUT sequences bigint[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
-    v_new   record;
-    v_made  record;
+    v_topic  taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
+    v_from   int := 1;
+    v_to     int;
+    v_before int;
+    v_made   record;
 BEGIN
     IF p_if_exists IS NULL OR p_if_exists NOT IN ('update', 'ignore', 'ignore_held') THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
@@ -61,15 +63,21 @@ BEGIN
     PERFORM taskq.lock_offers(p_topic, p_identifiers);
     outcomes := '{}';
     sequences := '{}';
-    FOR v_new IN SELECT unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
-                        unnest(p_references) AS reference, unnest(p_available_at) AS available_at,
-                        unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority
+    -- An identifier that comes again begins another part, whose offer finds the task of the earlier one.
+    FOR v_to, v_before IN
+        SELECT n.place - 1, n.before FROM (
+            SELECT u.place, lag(u.place) OVER (PARTITION BY u.identifier COLLATE "C" ORDER BY u.place) AS before
+            FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
+            UNION ALL SELECT cardinality(p_identifiers) + 1, cardinality(p_identifiers)) n
+        WHERE n.before IS NOT NULL ORDER BY n.place
     LOOP
-        v_made := taskq_internal.offer_one(
-            v_topic, p_if_exists, v_new.identifier, v_new.payload, v_new.reference, v_new.available_at, v_new.delay,
-            v_new.ttl, coalesce(v_new.priority, 0));
-        outcomes := outcomes || v_made.outcome;
-        sequences := sequences || v_made.sequence;
+        CONTINUE WHEN v_before < v_from;
+        v_made := taskq_internal.offer_distinct(
+            v_topic, p_if_exists, p_identifiers[v_from:v_to], p_payloads[v_from:v_to], p_references[v_from:v_to],
+            p_available_at[v_from:v_to], p_delays[v_from:v_to], p_ttls[v_from:v_to], p_priorities[v_from:v_to]);
+        outcomes := outcomes || v_made.outcomes;
+        sequences := sequences || v_made.sequences;
+        v_from := v_to + 1;
     END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.offer_many IS
@@ -113,59 +121,83 @@ COMMENT ON FUNCTION taskq.lock_offers IS
 'Locks identifiers for the offers and drops of this transaction. It locks them in one order, so two calls never
 deadlock. A caller that offers in several calls locks all identifiers first. Raises TQ000 above READ COMMITTED.';
 
--- Offers one task, whose identifier the caller has locked by lock_offers. Compares payloads as texts.
+-- Offers tasks of different identifiers, which the caller has locked by lock_offers. Compares payloads as texts.
 --
 -- An offer without a due time asks for a task that is due at once. A task that is due already then keeps its place in
 -- the order. A paused task stays paused, and a task that waits for dependencies or a probe keeps waiting: the offer
 -- changes their later due time. Attempts and the last error stay.
-CREATE FUNCTION taskq_internal.offer_one(
-    p_topic taskq_internal.topic, p_if_exists text, p_identifier text, p_payload text, p_reference text,
-    p_available_at timestamptz, p_delay interval, p_ttl interval, p_priority int, OUT outcome text, OUT sequence bigint
+CREATE FUNCTION taskq_internal.offer_distinct(
+    p_topic taskq_internal.topic, p_if_exists text, p_identifiers text[], p_payloads text[], p_references text[],
+    p_available_at timestamptz[], p_delays interval[], p_ttls interval[], p_priorities int[], OUT outcomes text[],
+    OUT sequences bigint[]
 ) LANGUAGE plpgsql AS $$
-#variable_conflict use_column
 DECLARE
-    v_waiting taskq_internal.live;
-    v_task    taskq_internal.task;
     v_now     timestamptz := clock_timestamp();
-    v_due     timestamptz;
+    v_waiting bigint[] := taskq_internal.waiting_tasks(p_topic.topic_id, p_identifiers, p_if_exists = 'ignore_held');
+    v_states  smallint[] := ARRAY(SELECT CASE WHEN u.sequence IS NULL THEN :READY ELSE :NOT_STORED END
+                                  FROM unnest(v_waiting) WITH ORDINALITY AS u (sequence, place) ORDER BY u.place);
+    v_new     bigint[];
+    v_offer   record;
 BEGIN
-    IF p_if_exists = 'ignore_held' THEN
-        -- Without a lock: a task that an open transaction polls or completes counts, too.
-        SELECT l.* INTO v_waiting FROM (
-            (SELECT h.* FROM taskq_internal.live h
-             WHERE h.topic_id = p_topic.topic_id AND h.identifier = p_identifier AND h.attempt > 0
-             ORDER BY coalesce(h.polled, 'infinity'), h.sequence LIMIT 1)
+    IF :READY = ANY (v_states) THEN
+        PERFORM taskq_internal.announce_push();
+        v_now := clock_timestamp();
+        v_new := taskq_internal.draw_sequences(cardinality(v_states));
+        PERFORM taskq_internal.store_tasks(p_topic, v_now, v_new, p_identifiers, p_payloads, p_references, NULL,
+                                           p_available_at, p_delays, p_ttls, p_priorities, v_states);
+    END IF;
+    sequences := ARRAY(SELECT coalesce(u.waiting, u.new) FROM unnest(v_waiting, v_new) WITH ORDINALITY
+                       AS u (waiting, new, place) ORDER BY u.place);
+    outcomes := ARRAY(SELECT CASE u.state WHEN :READY THEN 'CREATED' ELSE 'IGNORED' END
+                      FROM unnest(v_states) WITH ORDINALITY AS u (state, place) ORDER BY u.place);
+    IF p_if_exists <> 'update' OR :READY = ALL (v_states) THEN
+        RETURN;
+    END IF;
+    FOR v_offer IN
+        SELECT n.place, n.sequence, n.payload, n.reference, n.ttl, coalesce(n.priority, 0) AS priority, d.due
+        FROM unnest(v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities)
+             WITH ORDINALITY AS n (sequence, payload, reference, available_at, delay, ttl, priority, place)
+        CROSS JOIN LATERAL (SELECT t.* FROM taskq_internal.task t
+                            WHERE t.topic_id = p_topic.topic_id AND t.sequence = n.sequence OFFSET 0) t
+        CROSS JOIN LATERAL (SELECT l.available_at FROM taskq_internal.live l
+                            WHERE l.topic_id = p_topic.topic_id AND l.sequence = n.sequence OFFSET 0) l
+        CROSS JOIN LATERAL (SELECT coalesce(n.available_at, v_now + n.delay, least(l.available_at, v_now)) AS due) d
+        WHERE (t.payload::text, t.reference, t.ttl, t.priority::int, l.available_at)
+            IS DISTINCT FROM (n.payload, n.reference, n.ttl, coalesce(n.priority, 0), d.due)
+    LOOP
+        UPDATE taskq_internal.task SET payload = v_offer.payload::json, reference = v_offer.reference,
+            ttl = v_offer.ttl, priority = v_offer.priority, due = v_offer.due
+        WHERE topic_id = p_topic.topic_id AND task.sequence = v_offer.sequence;
+        UPDATE taskq_internal.live SET priority = v_offer.priority, late = true, available_at = v_offer.due
+        WHERE topic_id = p_topic.topic_id AND live.sequence = v_offer.sequence;
+        outcomes[v_offer.place] := 'UPDATED';
+    END LOOP;
+    IF 'UPDATED' = ANY (outcomes) THEN
+        PERFORM taskq_internal.add_fronts(p_topic.topic_id, coalesce(p_priorities, '{0}'));
+        PERFORM taskq.notify(p_topic.name) WHERE p_topic.notify;  -- a task may be due earlier
+    END IF;
+END $$;
+
+-- Locks the newest waiting task of each identifier, and returns their sequences in input order, with NULL for an
+-- identifier without one. With p_held a held task comes first, and nothing is locked: a task that an open transaction
+-- polls or completes counts, too.
+CREATE FUNCTION taskq_internal.waiting_tasks(p_topic_id int, p_identifiers text[], p_held boolean) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT coalesce(h.sequence, w.sequence) FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
+        LEFT JOIN LATERAL (
+            (SELECT a.sequence FROM taskq_internal.live a
+             WHERE p_held AND a.topic_id = p_topic_id AND a.identifier = u.identifier AND a.attempt > 0
+             ORDER BY coalesce(a.polled, 'infinity'), a.sequence LIMIT 1)
             UNION ALL
-            (SELECT r.* FROM taskq_internal.live r
-             WHERE r.topic_id::bigint = p_topic.topic_id AND r.identifier = p_identifier AND r.holder IS NULL
-             ORDER BY r.sequence DESC LIMIT 1)) l LIMIT 1;
-    ELSE
-        SELECT l.* INTO v_waiting FROM taskq_internal.live l
-        WHERE l.topic_id::bigint = p_topic.topic_id AND l.identifier = p_identifier AND l.holder IS NULL
-        ORDER BY l.sequence DESC LIMIT 1 FOR UPDATE SKIP LOCKED;
-    END IF;
-    sequence := v_waiting.sequence;
-    outcome := 'IGNORED';
-    IF sequence IS NULL THEN
-        outcome := 'CREATED';
-        sequence := taskq.push(p_topic.name, p_identifier, p_payload, p_reference, 'APPEND', p_delay, p_available_at,
-                               p_priority, p_ttl);
-    ELSIF p_if_exists = 'update' THEN
-        SELECT t.* INTO v_task FROM taskq_internal.task t
-        WHERE t.topic_id = p_topic.topic_id AND t.sequence = v_waiting.sequence;
-        v_due := coalesce(p_available_at, v_now + p_delay, least(v_waiting.available_at, v_now));
-        IF (v_task.payload::text, v_task.reference, v_task.ttl, v_task.priority::int, v_waiting.available_at)
-            IS DISTINCT FROM (p_payload, p_reference, p_ttl, p_priority, v_due) THEN
-            outcome := 'UPDATED';
-            UPDATE taskq_internal.task t SET payload = p_payload::json, reference = p_reference, ttl = p_ttl,
-                priority = p_priority, due = v_due
-            WHERE t.topic_id = p_topic.topic_id AND t.sequence = v_waiting.sequence;
-            PERFORM taskq_internal.add_fronts(p_topic.topic_id, ARRAY[p_priority]);
-            UPDATE taskq_internal.live l SET priority = p_priority, late = true, available_at = v_due
-            WHERE l.topic_id = p_topic.topic_id AND l.sequence = v_waiting.sequence;
-            IF p_topic.notify THEN
-                PERFORM taskq.notify(p_topic.name);  -- it may be due earlier
-            END IF;
-        END IF;
-    END IF;
+            (SELECT r.sequence FROM taskq_internal.live r
+             WHERE p_held AND r.topic_id::bigint = p_topic_id AND r.identifier = u.identifier AND r.holder IS NULL
+             ORDER BY r.sequence DESC LIMIT 1)
+            LIMIT 1) h ON true
+        LEFT JOIN LATERAL (
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE NOT p_held AND l.topic_id::bigint = p_topic_id AND l.identifier = u.identifier AND l.holder IS NULL
+            ORDER BY l.sequence DESC LIMIT 1 FOR UPDATE SKIP LOCKED) w ON true
+        ORDER BY u.place);
 END $$;

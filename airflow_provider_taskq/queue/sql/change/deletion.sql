@@ -8,7 +8,7 @@ DECLARE
     v_gone        bigint[] := p_sequences;
     v_identifiers text[];
 BEGIN
-    IF taskq_internal.has_dependents(p_topic_id) THEN
+    IF EXISTS (SELECT FROM taskq_internal.dependency WHERE on_topic_id = p_topic_id AND waiting) THEN
         SELECT array_agg(t.sequence), array_agg(DISTINCT t.identifier) INTO v_gone, v_identifiers
         FROM taskq_internal.task t
         WHERE t.topic_id = p_topic_id AND t.sequence = ANY (p_sequences) AND NOT (
@@ -25,7 +25,7 @@ BEGIN
     DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id AND sequence = ANY (v_gone);
     DELETE FROM taskq_internal.skipped_event WHERE topic_id = p_topic_id AND sequence = ANY (v_gone);
     IF v_identifiers IS NOT NULL THEN
-        PERFORM taskq_internal.wake_dependents(p_topic_id, v_identifiers);
+        PERFORM taskq_internal.check_dependents_of(p_topic_id, v_identifiers, true);
     END IF;
     RETURN coalesce(cardinality(v_gone), 0);
 END $$;

@@ -69,7 +69,7 @@ BEGIN
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, late, identifier)
     VALUES (v_sequence, v_due, v_topic.topic_id, coalesce(priority, 0), v_due < greatest(v_now, v_front), identifier);
     IF v_depended IS NOT FALSE THEN
-        PERFORM taskq_internal.park_dependents(v_topic.topic_id, ARRAY[identifier]);
+        PERFORM taskq_internal.check_dependents_of(v_topic.topic_id, ARRAY[identifier], false);
     END IF;
     RETURN v_sequence;
 END $$;
@@ -103,7 +103,6 @@ DECLARE
     v_topic     taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_floor     bigint := taskq_internal.announce_push();
     v_now       timestamptz;
-    v_late_before timestamptz;
     v_sequences bigint[];
     v_states    smallint[];
 BEGIN
@@ -123,37 +122,9 @@ BEGIN
         v_states := taskq_internal.push_states(p_insertion, p_identifiers, p_suspended);
     END IF;
     v_now := clock_timestamp();
-    v_late_before := taskq_internal.front_time(v_topic.topic_id, p_priorities, v_now);
     v_sequences := taskq_internal.draw_sequences(cardinality(p_identifiers));
-    IF v_topic.notify AND cardinality(v_sequences) > 0 THEN
-        PERFORM taskq_internal.notify('taskq', p_topic);
-    END IF;
-    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
-        payload)
-    SELECT n.sequence, v_now, coalesce(n.available_at, v_now + n.delay, v_now), pg_current_xact_id(),
-           v_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
-    -- PostgreSQL copies each array into a store of its own if unnest is in FROM, but not if it is in a select list.
-    FROM (SELECT unnest(v_sequences) AS sequence, unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
-                 unnest(p_references) AS reference, unnest(p_available_at) AS available_at, unnest(p_delays) AS delay,
-                 unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority, unnest(v_states) AS state) n
-    WHERE n.state IS DISTINCT FROM :NOT_STORED;
-    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, late, identifier)
-    SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, coalesce(n.priority, 0),
-        coalesce(n.available_at, v_now + n.delay, v_now) < v_late_before, n.identifier
-    FROM (SELECT unnest(v_sequences) AS sequence, unnest(p_identifiers) AS identifier,
-                 unnest(p_available_at) AS available_at, unnest(p_delays) AS delay, unnest(p_priorities) AS priority,
-                 unnest(v_states) AS state) n
-    WHERE coalesce(n.state, :READY) = :READY;
-    PERFORM taskq_internal.park_dependents(v_topic.topic_id, p_identifiers);
-    IF v_states IS NULL AND p_depend_places IS NULL THEN
-        RETURN v_sequences;
-    END IF;
-    INSERT INTO taskq_internal.ended (sequence, available_at, topic_id, state, descent, identifier)
-    SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, n.state,
-           CASE WHEN n.state = :REDUNDANT THEN CASE WHEN n.suspended THEN :SUSPENDED ELSE :READY END END, n.identifier
-    FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, v_states, p_suspended)
-         AS n (sequence, identifier, available_at, delay, state, suspended)
-    WHERE n.state IN (:SUSPENDED, :REDUNDANT);
+    PERFORM taskq_internal.store_tasks(v_topic, v_now, v_sequences, p_identifiers, p_payloads, p_references,
+                                       p_suspended, p_available_at, p_delays, p_ttls, p_priorities, v_states);
     IF p_depend_places IS NOT NULL THEN
         PERFORM taskq_internal.add_dependencies(
             v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics, p_depend_identifiers);
@@ -175,6 +146,47 @@ the task depends on. A push may take several calls in one transaction. Then p_of
 earlier calls, which errors add to positions, and p_since is the first sequence of the push. All its calls have the same
 p_insertion, and between them the transaction pushes no other task to the topic. Raises TQ001 for an unknown topic.
 Raises TQ002 for an invalid task, and names its position from 0. After an error no task is stored.';
+
+-- Stores new tasks, with sequences that were drawn after p_now. They are READY, or in the states p_states, of which
+-- NOT_STORED leaves a task out. Tasks that depend on these identifiers wait again.
+CREATE FUNCTION taskq_internal.store_tasks(
+    p_topic taskq_internal.topic, p_now timestamptz, p_sequences bigint[], p_identifiers text[], p_payloads text[],
+    p_references text[], p_suspended boolean[], p_available_at timestamptz[], p_delays interval[], p_ttls interval[],
+    p_priorities int[], p_states smallint[]
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_late_before timestamptz := taskq_internal.front_time(p_topic.topic_id, p_priorities, p_now);
+BEGIN
+    IF p_topic.notify AND cardinality(p_sequences) > 0 THEN
+        PERFORM taskq_internal.notify('taskq', p_topic.name);
+    END IF;
+    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
+        payload)
+    SELECT n.sequence, p_now, coalesce(n.available_at, p_now + n.delay, p_now), pg_current_xact_id(),
+           p_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
+    -- PostgreSQL copies each array into a store of its own if unnest is in FROM, but not if it is in a select list.
+    FROM (SELECT unnest(p_sequences) AS sequence, unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
+                 unnest(p_references) AS reference, unnest(p_available_at) AS available_at, unnest(p_delays) AS delay,
+                 unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority, unnest(p_states) AS state) n
+    WHERE n.state IS DISTINCT FROM :NOT_STORED;
+    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, late, identifier)
+    SELECT n.sequence, coalesce(n.available_at, p_now + n.delay, p_now), p_topic.topic_id, coalesce(n.priority, 0),
+        coalesce(n.available_at, p_now + n.delay, p_now) < v_late_before, n.identifier
+    FROM (SELECT unnest(p_sequences) AS sequence, unnest(p_identifiers) AS identifier,
+                 unnest(p_available_at) AS available_at, unnest(p_delays) AS delay, unnest(p_priorities) AS priority,
+                 unnest(p_states) AS state) n
+    WHERE coalesce(n.state, :READY) = :READY;
+    IF p_states IS NOT NULL THEN
+        INSERT INTO taskq_internal.ended (sequence, available_at, topic_id, state, descent, identifier)
+        SELECT n.sequence, coalesce(n.available_at, p_now + n.delay, p_now), p_topic.topic_id, n.state,
+               CASE WHEN n.state = :REDUNDANT THEN CASE WHEN n.suspended THEN :SUSPENDED ELSE :READY END END,
+               n.identifier
+        FROM unnest(p_sequences, p_identifiers, p_available_at, p_delays, p_states, p_suspended)
+             AS n (sequence, identifier, available_at, delay, state, suspended)
+        WHERE n.state IN (:SUSPENDED, :REDUNDANT);
+    END IF;
+    PERFORM taskq_internal.check_dependents_of(p_topic.topic_id, p_identifiers, false);
+END $$;
 
 -- Raises TQ002 for the first task that breaks a rule. The error names its position.
 CREATE FUNCTION taskq_internal.check_tasks(

@@ -6,9 +6,9 @@ BEGIN
     PERFORM taskq_internal.record_change(p_topic_id, :HISTORY_RESET, p_sequences);
     DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, p_sequences);
-    PERFORM taskq_internal.park_dependents(p_topic_id, ARRAY(
+    PERFORM taskq_internal.check_dependents_of(p_topic_id, ARRAY(
         SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
-            AND l.sequence = ANY (p_sequences)));
+            AND l.sequence = ANY (p_sequences)), false);
 END $$;
 
 -- Inserts tasks as READY in their original place. The next poll checks the tasks with dependencies. If the topic's
@@ -70,6 +70,6 @@ BEGIN
     FROM unnest(v_new, v_identifiers, v_states) AS n (sequence, identifier, state) WHERE n.state = :REDUNDANT;
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, ARRAY(
         SELECT n.sequence FROM unnest(v_new, v_states) AS n (sequence, state) WHERE n.state = :READY));
-    PERFORM taskq_internal.park_dependents(p_topic_id, v_identifiers);
+    PERFORM taskq_internal.check_dependents_of(p_topic_id, v_identifiers, false);
     RETURN v_new;
 END $$;

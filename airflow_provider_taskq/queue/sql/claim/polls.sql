@@ -30,10 +30,10 @@ BEGIN
     v_advanced := taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo,
                 p_condition <> 'NONE');
     IF v_advanced THEN  -- a topic may have no poll that finds nothing
-        v_waited := taskq_internal.wake_missed(p_topic.topic_id);
+        v_waited := taskq_internal.promote_missed(p_topic.topic_id);
     ELSIF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(p_topic.topic_id)
         OR taskq_internal.recall_early_tasks(p_topic.topic_id, clock_timestamp()) > 0
-        OR taskq_internal.wake_missed(p_topic.topic_id)) THEN
+        OR taskq_internal.promote_missed(p_topic.topic_id)) THEN
         RETURN taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
     END IF;
     RETURN v_claimed;

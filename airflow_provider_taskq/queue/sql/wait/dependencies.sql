@@ -98,75 +98,63 @@ BEGIN
             ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
 END $$;
 
--- Wakes the tasks that wait for these identifiers of a topic, so that the next poll checks them. Never waits, and
--- leaves out the tasks that another transaction has locked.
-CREATE FUNCTION taskq_internal.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql AS $$
+-- Updates the tasks that depend on these identifiers of a topic. With p_ended, a task of each has ended or was removed:
+-- the tasks that wait are woken, and the next poll checks them. Otherwise a newer task was pushed: the others wait
+-- again, and the dependencies of ended tasks are forgotten, so that the next push does not read them. Never waits: it
+-- leaves out the tasks that another transaction has locked, so one that a poll is claiming counts as ACTIVE.
+CREATE FUNCTION taskq_internal.check_dependents_of(p_topic_id int, p_identifiers text[], p_ended boolean) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
-    v_dependents record;
+    v_own    record;  -- the topic and the sequences of dependents
+    v_locked bigint[];
 BEGIN
-    FOR v_dependents IN SELECT * FROM taskq_internal.dependents_of(p_topic_id, p_identifiers, true) LOOP
-        UPDATE taskq_internal.live SET late = true
-        WHERE topic_id = v_dependents.topic_id AND sequence = ANY (ARRAY(
-            SELECT l.sequence FROM taskq_internal.live l
-            WHERE l.topic_id = v_dependents.topic_id AND l.sequence = ANY (v_dependents.sequences)
-              AND l.holder IS NULL AND l.waits + 0 = :WAITS_DEPENDENCIES AND NOT l.late
-            FOR UPDATE SKIP LOCKED));
-    END LOOP;
-END $$;
-
--- Makes the tasks wait again that depend on these identifiers, of which a newer task was pushed. Never waits: a task
--- that a poll is claiming counts as ACTIVE. Forgets the dependencies of tasks that have ended, so that the next push
--- does not read them.
-CREATE FUNCTION taskq_internal.park_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_dependents record;
-BEGIN
-    FOR v_dependents IN SELECT * FROM taskq_internal.dependents_of(p_topic_id, p_identifiers, false) LOOP
-        PERFORM taskq_internal.check_dependents(v_dependents.topic_id, ARRAY(
-            SELECT l.sequence FROM taskq_internal.live l
-            WHERE l.topic_id = v_dependents.topic_id AND l.sequence = ANY (v_dependents.sequences)
-              AND l.holder IS NULL AND l.waits + 0 <= :WAITS_NOTHING
-            FOR UPDATE SKIP LOCKED));
-        UPDATE taskq_internal.dependency SET waiting = NULL WHERE ctid = ANY (ARRAY(
-            SELECT d.ctid FROM taskq_internal.dependency d
-            WHERE d.topic_id = v_dependents.topic_id AND d.sequence = ANY (v_dependents.sequences)
-              AND NOT EXISTS (SELECT FROM taskq_internal.live l
-                              WHERE l.topic_id = v_dependents.topic_id AND l.sequence = d.sequence OFFSET 0)
-            FOR UPDATE SKIP LOCKED));
-    END LOOP;
-END $$;
-
--- Returns the tasks that depend on these identifiers of a topic, by their own topics: those that wait for one, or those
--- that do not.
-CREATE FUNCTION taskq_internal.dependents_of(p_on_topic_id int, p_identifiers text[], p_waiting boolean)
-RETURNS TABLE (topic_id int, sequences bigint[]) LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    IF EXISTS (SELECT FROM taskq_internal.dependency d
-               WHERE d.on_topic_id = p_on_topic_id AND d.waiting = p_waiting) THEN
-        RETURN QUERY
-        SELECT d.topic_id, array_agg(DISTINCT d.sequence)
+    IF NOT EXISTS (SELECT FROM taskq_internal.dependency d
+                   WHERE d.on_topic_id = p_topic_id AND d.waiting = p_ended) THEN
+        RETURN;
+    END IF;
+    FOR v_own IN
+        SELECT d.topic_id, array_agg(DISTINCT d.sequence) AS sequences
         FROM (SELECT DISTINCT i.identifier COLLATE "C" AS identifier FROM unnest(p_identifiers) AS i (identifier)) u
         CROSS JOIN LATERAL (
             SELECT w.topic_id, w.sequence FROM taskq_internal.dependency w
-            WHERE w.on_topic_id = p_on_topic_id AND w.on_identifier = u.identifier AND w.waiting = p_waiting
+            WHERE w.on_topic_id = p_topic_id AND w.on_identifier = u.identifier AND w.waiting = p_ended
             OFFSET 0) d
-        GROUP BY d.topic_id;
-    END IF;
+        GROUP BY d.topic_id
+    LOOP
+        v_locked := ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = v_own.topic_id AND l.sequence = ANY (v_own.sequences) AND l.holder IS NULL
+              AND CASE WHEN p_ended THEN l.waits = :WAITS_DEPENDENCIES AND NOT l.late
+                       ELSE l.waits = :WAITS_NOTHING END
+            FOR UPDATE SKIP LOCKED);
+        IF p_ended THEN
+            UPDATE taskq_internal.live SET late = true WHERE topic_id = v_own.topic_id AND sequence = ANY (v_locked);
+        ELSE
+            PERFORM taskq_internal.check_dependents(v_own.topic_id, v_locked);
+            UPDATE taskq_internal.dependency SET waiting = NULL WHERE ctid = ANY (ARRAY(
+                SELECT d.ctid FROM taskq_internal.dependency d
+                WHERE d.topic_id = v_own.topic_id AND d.sequence = ANY (v_own.sequences)
+                  AND NOT EXISTS (SELECT FROM taskq_internal.live l
+                                  WHERE l.topic_id = v_own.topic_id AND l.sequence = d.sequence OFFSET 0)
+                FOR UPDATE SKIP LOCKED));
+        END IF;
+    END LOOP;
 END $$;
 
--- Wakes the tasks that missed_dependents returns. Returns whether there were any.
-CREATE FUNCTION taskq_internal.wake_missed(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Promotes the tasks that missed_dependents returns. Returns whether there were any.
+CREATE FUNCTION taskq_internal.promote_missed(p_topic_id int) RETURNS boolean
+LANGUAGE plpgsql AS $$
 DECLARE
     v_missed bigint[] := taskq_internal.missed_dependents(p_topic_id);
 BEGIN
-    IF cardinality(v_missed) > 0 THEN
-        UPDATE taskq_internal.live SET late = true WHERE topic_id = p_topic_id AND sequence = ANY (ARRAY(
-            SELECT l.sequence FROM taskq_internal.live l
-            WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_missed) AND l.holder IS NULL
-              AND l.waits + 0 = :WAITS_DEPENDENCIES
-            FOR UPDATE SKIP LOCKED));
+    IF cardinality(v_missed) = 0 THEN
+        RETURN false;
     END IF;
-    RETURN FOUND;
+    RETURN taskq_internal.check_dependents(p_topic_id, ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_missed) AND l.holder IS NULL
+          AND l.waits + 0 = :WAITS_DEPENDENCIES
+        FOR UPDATE SKIP LOCKED)) <> '{}';
 END $$;
 
 -- Returns those of 25 tasks that wait for dependencies, whose dependencies are fulfilled and which are due. The tasks
@@ -212,10 +200,4 @@ BEGIN
         v_freed := v_freed + cardinality(taskq_internal.check_dependents(p_topic_id, v_woken));
         EXIT WHEN v_freed >= p_size;
     END LOOP;
-END $$;
-
--- Returns whether any task may wait for a task of this topic.
-CREATE FUNCTION taskq_internal.has_dependents(p_topic_id int) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE on_topic_id = p_topic_id AND waiting);
 END $$;

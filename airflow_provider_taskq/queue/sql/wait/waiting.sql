@@ -42,9 +42,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_topic taskq_internal.topic;
 BEGIN
-    PERFORM taskq_internal.wake_dependents(p_topic_id, ARRAY(
+    PERFORM taskq_internal.check_dependents_of(p_topic_id, ARRAY(
         SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences)
-            AND e.state = :SUCCEEDED));
+            AND e.state = :SUCCEEDED), true);
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = p_topic_id;
     IF v_topic.probe THEN
         PERFORM taskq_internal.update_probe(v_topic, p_sequences, p_results);
