@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = (ROOT, ROOT / "core")  # each with a pyproject.toml
+SOURCES = (ROOT, ROOT / "tools" / "core")  # each with a pyproject.toml
 FOLDER = ROOT / "dist"
 QUEUE = "airflow_provider_taskq/queue"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SUFFIXES = {".py", ".sql", ".md", ".js", ".html", ".css", ".toml", ".txt", ".ini", ".spec", ""}
-LEFT_OUT = {"core/LICENSE", "tools/words.py", "CHANGELOG.md", "LICENSE"}
+LEFT_OUT = {"tools/core/LICENSE", "tools/words.py", "CHANGELOG.md", "LICENSE"}
 NAME_THE_ACTOR = "name the actor: a worker, a poll, the driver, Airflow, a user"
 REASONS = {
     "nobody": NAME_THE_ACTOR,

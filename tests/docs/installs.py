@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = (*ROOT.glob("*.md"), ROOT / "constraints" / "README.md", ROOT / "core" / "README.md")
+PAGES = (*ROOT.glob("*.md"), ROOT / "constraints" / "README.md", ROOT / "tools" / "core" / "README.md")
 PAGES += tuple(sorted((ROOT / "docs").rglob("*.md")))
 
 # Whether a release exists: CHANGELOG.md has the date of one. The commit of a release has the commands of its page
 # on the package index.
 RELEASED = bool(re.search(r"^## \[[^\]]+\] - \d", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE))
 
-NAMES = {".": "airflow-provider-taskq", "./core": "airflow-provider-taskq-core"}  # by the folder in a clone
+NAMES = {".": "airflow-provider-taskq", "./tools/core": "airflow-provider-taskq-core"}  # by the folder in a clone
 INSTALL = re.compile(r"^ *(pip install .+?)(?: +#.*)?$\n?", re.MULTILINE)  # of a block
 _FENCE = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`]+)`")

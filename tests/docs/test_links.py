@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = [*ROOT.glob("*.md"), ROOT / "constraints" / "README.md", ROOT / "core" / "README.md"]
+FILES = [*ROOT.glob("*.md"), ROOT / "constraints" / "README.md", ROOT / "tools" / "core" / "README.md"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

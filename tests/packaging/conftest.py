@@ -45,7 +45,7 @@ def built(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         folder = Path(given)
     else:
         folder = tmp_path_factory.mktemp("dist")
-        for source in (repository, repository / "core"):
+        for source in (repository, repository / "tools/core"):
             command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -52,7 +52,7 @@ def test_a_wheel_has_the_tracked_files_of_its_package_and_no_other(
 def test_the_source_distribution_has_tracked_files_only(
     name: str, built: dict[str, Distribution], repository: Path
 ) -> None:
-    root = "" if name == FULL else "core/"
+    root = "" if name == FULL else "tools/core/"
     known = tracked(repository) | {"PKG-INFO"}
     assert {f for f in built[name].sdist_files() if f not in known and root + f not in known} == set()
 
@@ -62,7 +62,7 @@ def test_the_tree_and_the_source_distribution_build_the_same_wheel(
     name: str, built: dict[str, Distribution], repository: Path, tmp_path: Path
 ) -> None:
     """`built` has the wheel of the source distribution."""
-    source = repository if name == FULL else repository / "core"
+    source = repository if name == FULL else repository / "tools/core"
     command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

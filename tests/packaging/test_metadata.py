@@ -56,7 +56,7 @@ def test_documents_name_only_versions_that_the_changelog_has(repository: Path) -
 
 def test_every_address_of_the_project_is_that_of_pyproject(repository: Path) -> None:
     urls = project(repository)["urls"]
-    assert urls == project(repository, "core")["urls"]
+    assert urls == project(repository, "tools/core")["urls"]
     assert all(url == urls["Source"] or url.startswith(urls["Source"] + "/") for url in urls.values())
     address = re.compile(r"https://github\.com/[\w.-]+/airflow-provider-taskq\b(?!-)")
     for path, text in texts(repository).items():

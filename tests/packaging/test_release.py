@@ -21,12 +21,12 @@ CHANGELOG = (
 @pytest.fixture
 def tree(repository: Path, tmp_path: Path) -> Path:
     """A small repository at version 1.2.3, with the script."""
-    for folder in ("airflow_provider_taskq", "core", "tools"):
+    for folder in ("airflow_provider_taskq", "tools/core"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(repository / "tools" / "dist.py", tmp_path / "tools")
     (tmp_path / "airflow_provider_taskq" / "__init__.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
-    for folder in ("", "core"):
+    for folder in ("", "tools/core"):
         (tmp_path / folder / "pyproject.toml").write_text(f'[project.urls]\nSource = "{HOME}"\n')
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""The files of this distribution: parts of the package next to this folder. A source distribution has them inside."""
+"""The files of this distribution: parts of the package of this repository. A source distribution has them inside."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ class ModulesHook(BuildHookInterface[Any]):
         if version == "editable":
             return
         root = Path(self.root)
-        package = next(folder / PACKAGE for folder in (root, root.parent) if (folder / PACKAGE).is_dir())
+        package = next(folder / PACKAGE for folder in (root, root.parents[1]) if (folder / PACKAGE).is_dir())
         for part in PARTS:
             for path in [package / part, *sorted((package / part).rglob("*"))]:
                 name = path.relative_to(package).as_posix()
