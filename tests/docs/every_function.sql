@@ -154,7 +154,6 @@ SELECT taskq.begin_drain('drain-1', NULL, 'orders');
 SELECT taskq.end_drain('drain-1', NULL, '{"succeeded": 1}');
 SELECT * FROM taskq.find_drain('drain-1');
 SELECT taskq.begin_stream_batch('stream-1', 0, 'query-1');
-SELECT taskq.forget_stream('stream-1');
 SELECT taskq.purge_streams('0');
 
 -- Ticks, locks and workers

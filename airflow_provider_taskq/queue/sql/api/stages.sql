@@ -106,39 +106,18 @@ COMMENT ON FUNCTION taskq.count_staged IS
 
 CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
-DECLARE
-    v_last taskq_internal.stream;
 BEGIN
     PERFORM taskq_internal.require_read_committed('begin_stream_batch()');
     PERFORM taskq_internal.check_name('a stream', p_stream);
-    INSERT INTO taskq_internal.stream AS s (name, batch, committed, query)
-        VALUES (p_stream, p_batch, clock_timestamp(), p_query)
-    ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)
-    WHERE s.batch < p_batch AND (s.query = p_query) IS NOT FALSE;
-    IF FOUND THEN
-        RETURN true;
-    END IF;
-    SELECT * INTO v_last FROM taskq_internal.stream WHERE name = p_stream;
-    IF v_last.query <> p_query THEN
-        PERFORM taskq_internal.raise_error('TQ000', format(
-            'stream %L belongs to another query, which has committed up to batch %s. A new checkpoint numbers'
-            ' its batches from 0 again, and they would be lost as repetitions. Use another name for the'
-            ' stream, or remove the old stream with taskq.forget_stream', p_stream, v_last.batch));
-    END IF;
-    RETURN false;
-END $$;
-COMMENT ON FUNCTION taskq.begin_stream_batch IS
-'Records in this transaction that a stream commits a batch. p_query is the ID of the query in Spark''s checkpoint. Waits
-for another run of the same stream. Returns false if the stream has already committed this batch or a later one. Raises
-TQ000 if another query uses the name, and TQ008 for an invalid name.';
-
-CREATE FUNCTION taskq.forget_stream(p_stream text) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM taskq_internal.stream WHERE name = p_stream;
+    INSERT INTO taskq_internal.stream AS s (name, query, batch, committed)
+        VALUES (p_stream, coalesce(p_query, ''), p_batch, clock_timestamp())
+    ON CONFLICT (name, query) DO UPDATE SET batch = p_batch, committed = clock_timestamp() WHERE s.batch < p_batch;
     RETURN FOUND;
 END $$;
-COMMENT ON FUNCTION taskq.forget_stream IS
-'Removes a stream, so that a query with a new checkpoint can use its name. Returns false if there is no such stream.';
+COMMENT ON FUNCTION taskq.begin_stream_batch IS
+'Records in this transaction that a stream commits a batch. p_query is the ID of the query in Spark''s checkpoint: each
+checkpoint numbers its own batches. Waits for another run of the same stream. Returns false if the stream has already
+committed this batch or a later one. Raises TQ008 for an invalid name.';
 
 CREATE FUNCTION taskq.purge_streams(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE

@@ -87,10 +87,11 @@ CREATE INDEX staged_junction_stage ON taskq.staged_junction (stage, part, attemp
 
 -- The last batch of each stream. A stream that repeats a batch commits nothing.
 CREATE TABLE taskq_internal.stream (
-    name      text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND octet_length(name) <= 2000),
+    name      text COLLATE "C" NOT NULL CHECK (name ~ '\S' AND octet_length(name) <= 2000),
+    -- The ID of the query in its checkpoint. A query with a new checkpoint numbers its batches from 0 again, and these
+    -- are no repetitions. The ID is empty if the caller numbers the batches.
+    query     text COLLATE "C" NOT NULL CHECK (octet_length(query) <= 500),
     batch     bigint NOT NULL,
     committed timestamptz NOT NULL,
-    -- The ID of the checkpoint that committed the batch. A query with a new checkpoint numbers its batches from 0
-    -- again, and these are no repetitions. The ID is NULL if the caller numbers the batches or does not know it.
-    query     text
+    PRIMARY KEY (name, query)
 );
