@@ -12,7 +12,7 @@ from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.queue.connection import FunctionCaller
 from airflow_provider_taskq.queue.encoding import model_row
 from airflow_provider_taskq.queue.errors import InvalidArgument, TaskQueueError
-from airflow_provider_taskq.queue.models import Owner, State
+from airflow_provider_taskq.queue.models import Owner
 
 MaxFailed: TypeAlias = int | float | str | None
 
@@ -186,17 +186,10 @@ class DrainMixin(FunctionCaller):
 
         :param first: how many failed tasks to name, those with the lowest sequences.
         """
-        arguments = (topic, name, since)
-        by_state: dict[int, int] = dict(
-            self._rows("SELECT state, count FROM taskq.count_ended_by(%s::text, %s::text, %s::timestamptz)", arguments)
+        rows = self._rows(
+            "SELECT failed, ended, sequence, identifier, error"
+            " FROM taskq.count_ended_by(%s::text, %s::text, %s::timestamptz, %s::int)",
+            (topic, name, since, first),
         )
-        failed = by_state.get(State.FAILED, 0)
-        if not failed:
-            return DrainCounts(0, sum(by_state.values()))
-        named = self._fetch(
-            model_row(FailedTask),
-            "SELECT sequence, identifier, error FROM taskq.find_failed_by(%s::text, %s::text,"
-            " %s::timestamptz, %s::int)",
-            (*arguments, first),
-        )
-        return DrainCounts(failed, sum(by_state.values()), tuple(named))
+        failed, ended = rows[0][:2]
+        return DrainCounts(failed, ended, tuple(FailedTask(*row[2:]) for row in rows if row[2] is not None))

@@ -47,8 +47,7 @@ SELECT * FROM taskq.exchange('worker-1', (SELECT fence FROM taskq.owner('worker-
     SELECT sequence FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders') LIMIT 1),
     '{3}', NULL, NULL, NULL, NULL, 'mails', 1, 'FIRST_IN_FIRST_OUT', 'NONE', '{NULL}');
 SELECT * FROM taskq.find_claimed('orders', 'worker-1', now() - interval '1 hour', 100);
-SELECT * FROM taskq.find_failed_by('orders', 'worker-1', now() - interval '1 hour', 100);
-SELECT * FROM taskq.count_ended_by('orders', 'worker-1', now() - interval '1 hour');
+SELECT * FROM taskq.count_ended_by('orders', 'worker-1', now() - interval '1 hour', 100);
 SELECT * FROM taskq.held_bounds('worker-1', (SELECT fence FROM taskq.owner('worker-1')), NULL, 2);
 SELECT * FROM taskq.held_slice('worker-1', (SELECT fence FROM taskq.owner('worker-1')), NULL, 1, 100);
 SELECT taskq.defer_held_tasks('worker-1', (SELECT fence FROM taskq.owner('worker-1')));

@@ -177,39 +177,31 @@ COMMENT ON FUNCTION taskq.find_drain IS
 'Returns the latest drain with this name. The columns finished and report are NULL until the drain ends. Returns no row
 if no drain has this name.';
 
--- The query finds the tasks that have ended since p_since by the block range index of `completed`. The expressions with
--- `+ 0` keep the planner from other indexes, with which it would read the whole history of the topic.
-CREATE FUNCTION taskq.count_ended_by(p_topic text, p_owner text, p_since timestamptz)
-RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE AS $$
+-- The query finds the tasks that have ended since p_since by the block range index of `completed`. The expression with
+-- `+ 0` keeps the planner from other indexes, with which it would read the whole history of the topic.
+CREATE FUNCTION taskq.count_ended_by(p_topic text, p_owner text, p_since timestamptz, p_first int)
+RETURNS TABLE (failed bigint, ended bigint, sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE
+AS $$
+#variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
+    v_count    bigint;
+    v_failed   bigint[];
 BEGIN
-    RETURN QUERY
-    SELECT e.state::int, count(*) FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
+    SELECT count(*), coalesce(array_agg(e.sequence) FILTER (WHERE e.state = :FAILED), '{}') INTO v_count, v_failed
+    FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
     WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state BETWEEN :FAILED AND :SUCCEEDED
-      AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
-    GROUP BY e.state ORDER BY 1;
+      AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'));
+    RETURN QUERY
+    SELECT cardinality(v_failed)::bigint, v_count, e.sequence, e.identifier::text, e.error_summary
+    FROM (SELECT ARRAY(SELECT unnest(v_failed) AS s ORDER BY s LIMIT p_first) AS first) f
+    LEFT JOIN taskq_internal.ended e ON e.sequence = ANY (f.first) ORDER BY e.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.count_ended_by IS
-'Returns how many tasks of a topic an owner has ended since a moment, for each state. It includes the tasks of owners
-whose names begin with p_owner and a slash. A task that waits for its retry has not ended. Raises TQ001 for an unknown
-topic.';
-
-CREATE FUNCTION taskq.find_failed_by(p_topic text, p_owner text, p_since timestamptz, p_size int)
-RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
-BEGIN
-    RETURN QUERY
-    SELECT e.sequence, e.identifier::text, e.error_summary FROM taskq_internal.ended e JOIN taskq_internal.owner o
-        ON o.owner_id = e.holder
-    WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state + 0 = :FAILED
-      AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
-    ORDER BY e.sequence LIMIT p_size;
-END $$;
-COMMENT ON FUNCTION taskq.find_failed_by IS
-'Returns up to p_size FAILED tasks of a topic that an owner has ended since a moment, in the order of their sequences.
-It includes the tasks of owners whose names begin with p_owner and a slash. Raises TQ001 for an unknown topic.';
+'Counts the tasks of a topic that an owner has ended since a moment, and those of them that are FAILED. Returns the
+counts with each of the first p_first failed tasks, in the order of their sequences, or once without a task. Includes
+the tasks of owners whose names begin with p_owner and a slash. A task that waits for its retry has not ended. Raises
+TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.task_bounds(
     p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz,

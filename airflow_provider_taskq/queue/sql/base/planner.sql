@@ -26,7 +26,7 @@ FROM (VALUES
      'task_bounds task_slice'),
     -- The rows between two moments, by the block range index of ended.completed.
     ('span', '-seqscan -indexscan -nestloop', 'SET plan_cache_mode = force_custom_plan',
-     'statistics results count_ended_by find_failed_by'),
+     'statistics results count_ended_by'),
     -- Whole tables, no table, or only calls of public functions.
     ('none', NULL, NULL,
      'count throughput purge_owners log_blockers grant_access revoke_access exchange offer push_task notify state_name
