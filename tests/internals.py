@@ -33,7 +33,6 @@ _TABLES = (
     "taskq.staged",
     "taskq_internal.stage",
     "taskq.staged_task",
-    "taskq.staged_junction",
     "taskq_internal.stream",
     "taskq_internal.lock",
     "taskq_internal.consumer_partition",

@@ -46,8 +46,7 @@ ORDER BY u.name
 """
 _ROW_SECURITY = """
 SELECT c.oid::regclass::text FROM pg_class c
-WHERE c.relnamespace = 'taskq'::regnamespace AND c.relrowsecurity AND c.relname IN ('staged', 'staged_task',
-    'staged_junction')
+WHERE c.relnamespace = 'taskq'::regnamespace AND c.relrowsecurity AND c.relname IN ('staged', 'staged_task')
 ORDER BY c.relname
 """
 _CREATED = re.compile(r"^CREATE (?:FUNCTION|VIEW) (taskq\w*\.\w+)", re.MULTILINE)

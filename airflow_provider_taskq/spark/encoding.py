@@ -20,7 +20,7 @@ _COPY_DECISIONS = (
 )
 _COPY_TASKS = (
     "COPY taskq.staged_task (stage, part, attempt, place, parent, topic, identifier, payload, reference, suspended,"
-    " available_at, delay, ttl, priority, depends_on) FROM STDIN (FORMAT binary)"
+    " available_at, delay, ttl, priority, depends_on, junction) FROM STDIN (FORMAT binary)"
 )
 MAX_ERROR = 10_000  # characters
 MAX_DELAY = 3650 * 86_400 * 1_000_000  # microseconds
@@ -253,6 +253,7 @@ def encode_tasks(
         tasks.durations("ttl"),
         tasks.priorities(),
         tasks.dependencies(),
+        optional(batch, "junction"),
     ]
     return Copy(_COPY_TASKS, binary_rows(columns), payloads, lambda place: f"{described(place)}: its payload")
 

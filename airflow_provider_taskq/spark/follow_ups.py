@@ -23,7 +23,6 @@ import pyarrow.types as kinds
 from airflow_provider_taskq.queue import InvalidTask, Junction, Result
 from airflow_provider_taskq.queue.arguments import to_seconds
 from airflow_provider_taskq.queue.task_input import TaskInput, split_into_chunks, to_new_tasks
-from airflow_provider_taskq.spark.binary_copy import binary_rows
 from airflow_provider_taskq.spark.columns import plain_batch
 from airflow_provider_taskq.spark.encoding import (
     Attempt,
@@ -34,9 +33,6 @@ from airflow_provider_taskq.spark.encoding import (
     result_numbers,
 )
 
-_COPY_JUNCTIONS = (
-    "COPY taskq.staged_junction (stage, part, attempt, parent, topic, groups, junction) FROM STDIN (FORMAT binary)"
-)
 # The fields of a new task in a JSON text, and what each is called in an error.
 _FIELDS = {
     "topic": (pa.string(), "a text"),
@@ -129,6 +125,7 @@ def _field(name: str, value: Any) -> Any:
 
 
 def _junctions(decisions: pa.RecordBatch, attempt: Attempt) -> Iterator[Copy]:
+    """Encode groups to release: rows of the table of new tasks whose payload lists the groups."""
     parents, topics, groups, junctions = [], [], [], []
     for sequence, released in _structs(decisions, "junctions"):
         with _naming_task(sequence):
@@ -142,11 +139,9 @@ def _junctions(decisions: pa.RecordBatch, attempt: Attempt) -> Iterator[Copy]:
             groups.append(json.dumps(found))
             junctions.append(str(released.get("junction") or Junction.SINGULAR))
     if parents:
-        columns = [
-            pa.array(parents, pa.int64()),
-            *(pa.array(texts, pa.string()) for texts in (topics, groups, junctions)),
-        ]
-        yield Copy(_COPY_JUNCTIONS, binary_rows([*attempt.columns(len(parents)), *columns]))
+        columns = [pa.array(texts, pa.string()) for texts in (topics, groups, junctions)]
+        released = pa.record_batch(columns, names=["topic", "payload", "junction"])
+        yield encode_tasks(released, attempt, lambda place: f"the groups of task {parents[place]}", pa.array(parents))
 
 
 def _structs(decisions: pa.RecordBatch, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

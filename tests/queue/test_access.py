@@ -39,18 +39,17 @@ EVERYONE = {"migrations": READ, "privileges": READ}
 VIEWS = {"tasks": READ, "topic_summaries": READ, "task_info": READ}
 RELATIONS: dict[str, dict[str, set[str]]] = {
     "producer": {**EVERYONE, EVERY: {"INSERT", "DELETE"}, "staged_task": STAGE},
-    "consumer": {**EVERYONE, EVERY: {"UPDATE"}, "staged": STAGE, "staged_junction": STAGE},
+    "consumer": {**EVERYONE, EVERY: {"UPDATE"}, "staged": STAGE, "staged_task": STAGE},
     "reader": {**EVERYONE, **VIEWS, EVERY: READ},
     "operator": {
         **EVERYONE,
         **VIEWS,
         EVERY: {"SELECT", "INSERT", "UPDATE", "DELETE"},
         "staged": STAGE,
-        "staged_junction": STAGE,
         "staged_task": STAGE,
     },
     "limited producer": {**EVERYONE, "staged_task": STAGE},
-    "limited consumer": {**EVERYONE, "staged": STAGE, "staged_junction": STAGE},
+    "limited consumer": {**EVERYONE, "staged": STAGE, "staged_task": STAGE},
     "limited reader": EVERYONE,
 }
 """The rights of the roles on the tables and views of the schema taskq. The owner has all, and other roles none."""

@@ -36,10 +36,10 @@ def test_a_function_that_looks_a_topic_up_says_so_in_its_comment(queue: TaskQueu
 
 
 def test_tables_and_helpers_are_in_the_internal_schema(queue: TaskQueue) -> None:
-    """Executors write to three tables by COPY, which cannot write through a function."""
+    """Executors write to two tables by COPY, which cannot write through a function."""
     tables = "SELECT relname FROM pg_class WHERE relnamespace = 'taskq'::regnamespace AND relkind IN ('r', 'p', 'S')"
     found = {name for (name,) in queue.conn.execute(tables).fetchall()}
-    assert found == {"staged", "staged_task", "staged_junction"}
+    assert found == {"staged", "staged_task"}
 
 
 def test_no_function_swallows_an_error_that_it_does_not_name(queue: TaskQueue) -> None:

@@ -349,8 +349,8 @@ def test_a_producer_of_a_topic_cannot_use_the_staged_push_of_another_role(
 FOLLOW_UPS = {
     "task": "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, topic, identifier)"
     " VALUES (%s, 0, 1, 0, %s, 'invoices', 'secret')",
-    "junction": "INSERT INTO taskq.staged_junction (stage, part, attempt, parent, topic, groups, junction)"
-    " VALUES (%s, 0, 1, %s, 'invoices', '[[\"group\"]]', 'SINGULAR')",
+    "junction": "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, topic, payload, junction)"
+    " VALUES (%s, 0, 1, 0, %s, 'invoices', '[[\"group\"]]', 'SINGULAR')",
 }
 
 

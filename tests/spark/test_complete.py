@@ -105,8 +105,8 @@ def test_only_successful_attempts_count(
 @pytest.mark.parametrize(
     ("decided", "reported", "error", "words"),
     [
-        (2, 1, TaskQueueError, "has 2 of the 1 decisions that part 0 reported"),
-        (2, 3, TaskQueueError, "has 2 of the 3 decisions that part 0 reported"),
+        (2, 1, TaskQueueError, "has 2 of the 1 rows that part 0 reported"),
+        (2, 3, TaskQueueError, "has 2 of the 3 rows that part 0 reported"),
         (5, 5, NotHeld, "999999"),
     ],
     ids=["more than reported", "fewer than reported", "not held"],

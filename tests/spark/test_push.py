@@ -320,7 +320,7 @@ def test_a_stream_needs_the_number_of_its_batch(push_rows: PushRows, queue: Task
 
 
 def test_rows_lost_in_a_server_crash_are_detected(dsn: str, queue: TaskQueue) -> None:
-    with pytest.raises(Exception, match="has 0 of the 5 tasks that part 0 reported: run the job again"):
+    with pytest.raises(Exception, match="has 0 of the 5 rows that part 0 reported: run the job again"):
         commit_stage(ConnectionInfo.resolve(dsn), WORK, str(uuid4()), [StagedAttempt(0, 1, 5)])
     assert names(queue) == []
 

@@ -180,8 +180,7 @@ if no drain has this name.';
 -- The query finds the tasks that have ended since p_since by the block range index of `completed`. The expression with
 -- `+ 0` keeps the planner from other indexes, with which it would read the whole history of the topic.
 CREATE FUNCTION taskq.count_ended_by(p_topic text, p_owner text, p_since timestamptz, p_first int)
-RETURNS TABLE (failed bigint, ended bigint, sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE
-AS $$
+RETURNS TABLE (failed bigint, ended bigint, sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;

@@ -12,7 +12,7 @@ BEGIN
     ELSIF v_stage.closed IS NOT NULL THEN
         PERFORM taskq_internal.raise_error('TQ007', format('stage %s was abandoned: run the job again', p_stage));
     END IF;
-    PERFORM taskq_internal.keep_successful_attempts(v_stage, p_parts, p_attempts, p_counts);
+    PERFORM taskq_internal.keep_successful_attempts(p_stage, p_parts, p_attempts, p_counts);
     IF v_stage.fence IS NULL THEN
         v_stage.completed := taskq_internal.push_staged(p_stage, p_topic, p_insertion, p_parts, p_attempts);
     ELSE
@@ -41,8 +41,7 @@ BEGIN
     UPDATE taskq_internal.stage s SET closed = clock_timestamp() WHERE s.stage = p_stage AND s.closed IS NULL;
     IF NOT FOUND THEN
         PERFORM taskq.notify(f.topic)
-        FROM (SELECT topic FROM taskq.staged_task WHERE stage = p_stage AND topic IS NOT NULL
-              UNION SELECT topic FROM taskq.staged_junction WHERE stage = p_stage) f;
+        FROM (SELECT DISTINCT topic FROM taskq.staged_task WHERE stage = p_stage AND topic IS NOT NULL) f;
     END IF;
     PERFORM taskq_internal.delete_staged(ARRAY[p_stage]);
     RETURN QUERY SELECT s.completed, s.pushed, s.results, s.returned FROM taskq_internal.stage s

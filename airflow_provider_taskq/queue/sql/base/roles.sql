@@ -93,8 +93,8 @@ BEGIN
         UNION SELECT 'EXECUTE ON FUNCTION ' || p.oid::regprocedure
         FROM granted g JOIN taskq.privileges r ON r.kind = g.kind AND (g.every_topic OR r.by_topic)
         JOIN pg_proc p ON p.proname = r.function AND p.pronamespace = 'taskq'::regnamespace
-        UNION SELECT 'INSERT ON taskq.staged, taskq.staged_junction' FROM granted WHERE kind IN ('consumer', 'operator')
-        UNION SELECT 'INSERT ON taskq.staged_task' FROM granted WHERE kind IN ('producer', 'operator')
+        UNION SELECT 'INSERT ON taskq.staged' FROM granted WHERE kind IN ('consumer', 'operator')
+        UNION SELECT 'INSERT ON taskq.staged_task' FROM granted WHERE kind <> 'reader'
         UNION SELECT g.rights || ' ON taskq.every_topic' FROM granted g WHERE g.every_topic
         UNION SELECT 'SELECT ON ' || c.oid::regclass  -- the first two may be missing, as readable views are optional
         FROM granted g JOIN pg_class c ON c.relname IN ('tasks', 'topic_summaries', 'task_info')

@@ -64,26 +64,13 @@ CREATE UNLOGGED TABLE taskq.staged_task (
     identifier   text,
     payload      text CHECK (payload IS NULL OR payload::json IS NOT NULL),
     reference    text,
-    depends_on   json              -- a list of pairs of topic and identifier
+    depends_on   json,             -- a list of pairs of topic and identifier
+    junction     text              -- of groups to release, which the payload lists; NULL for a task
 );
 COMMENT ON TABLE taskq.staged_task IS
-'Tasks that the executors of a distributed job stage by COPY. taskq.commit_stage commits them. Roles may only insert
-rows.';
+'Tasks, and groups to release, that the executors of a distributed job stage by COPY. taskq.commit_stage commits them.
+Roles may only insert rows.';
 CREATE INDEX staged_task_stage ON taskq.staged_task (stage, part, attempt, place);
-
--- Junctions that follow a decided task.
-CREATE UNLOGGED TABLE taskq.staged_junction (
-    stage    uuid NOT NULL,
-    part     int NOT NULL,
-    attempt  bigint NOT NULL,
-    parent   bigint,
-    topic    text NOT NULL,
-    groups   json NOT NULL,        -- a list of lists of identifiers
-    junction text NOT NULL
-);
-COMMENT ON TABLE taskq.staged_junction IS
-'Junctions that follow staged decisions. taskq.commit_stage carries them out. Roles may only insert rows.';
-CREATE INDEX staged_junction_stage ON taskq.staged_junction (stage, part, attempt);
 
 -- The last batch of each stream. A stream that repeats a batch commits nothing.
 CREATE TABLE taskq_internal.stream (

@@ -27,6 +27,7 @@ BEGIN
                                 0) AS bytes
                 FROM (SELECT * FROM taskq.staged_task
                       WHERE stage = p_stage AND part = p_part AND attempt = p_attempt AND place > p_place
+                        AND junction IS NULL
                       ORDER BY place LIMIT 10000) s
                 CROSS JOIN LATERAL (SELECT coalesce(p_topic, s.topic) AS target) t
                 WINDOW w AS (ORDER BY s.place)) m

@@ -1,22 +1,12 @@
 -- Stages: the executors of a distributed job stage decisions or new tasks, and its driver commits all of them at once.
 -- A stage of decisions belongs to the lease of an owner. A stage of a push has no fence.
 --
--- Follow-ups are new tasks and junctions in taskq.staged_task and taskq.staged_junction, with the decided task as their
--- parent. The commit applies them if each decision on the parent is continued.
+-- Follow-ups are the new tasks and the groups to release in taskq.staged_task, with the decided task as their parent.
+-- The commit applies them if each decision on the parent is continued.
 --
 -- The row in taskq_internal.stage is the only lock of a stage. An executor locks it FOR KEY SHARE after it has staged
 -- rows, so each staged row has a stage. A commit and an end of the stage lock it FOR UPDATE. Pruning skips locked rows,
 -- so it never waits.
-
--- Leaves one decision for each task of a stage: deletes all but the first in the order of results, parts and rows.
-CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM taskq.staged WHERE ctid = ANY (ARRAY(
-        SELECT d.ctid FROM (
-            SELECT s.ctid, row_number() OVER (PARTITION BY s.sequence ORDER BY s.result, s.part, s.ctid) AS place
-            FROM taskq.staged s WHERE s.stage = p_stage) d
-        WHERE d.place > 1));
-END $$;
 
 -- Completes the decisions of a stage, and returns how many. One statement ends the tasks that cannot return to READY,
 -- and taskq.complete handles the others, or all if any task waits for other tasks. Raises the errors of taskq.complete.
@@ -82,54 +72,52 @@ CREATE FUNCTION taskq_internal.delete_staged(p_stages uuid[]) RETURNS void LANGU
 BEGIN
     DELETE FROM taskq.staged WHERE stage = ANY (p_stages);
     DELETE FROM taskq.staged_task WHERE stage = ANY (p_stages);
-    DELETE FROM taskq.staged_junction WHERE stage = ANY (p_stages);
 END $$;
 
 -- Deletes the rows that unsuccessful attempts staged. Raises TQ007 if the stage has more or fewer decisions, or tasks
 -- of a push, of a successful attempt than the attempt reported. The server has then crashed and lost them.
 CREATE FUNCTION taskq_internal.keep_successful_attempts(
-    p_stage taskq_internal.stage, p_parts int[], p_attempts bigint[], p_counts bigint[]
+    p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_main  text := CASE WHEN p_stage.fence IS NULL THEN 'staged_task' ELSE 'staged' END;
-    v_table text;
     v_short record;
 BEGIN
-    EXECUTE format(
-        'SELECT w.part, coalesce(f.count, 0) AS found, w.count AS reported
-         FROM unnest($2, $3, $4) AS w (part, attempt, count)
-         LEFT JOIN (SELECT part, attempt, count(*) FROM taskq.%I WHERE stage = $1 GROUP BY part, attempt) f
-             USING (part, attempt)
-         WHERE coalesce(f.count, 0) <> w.count LIMIT 1', v_main)
-    INTO v_short USING p_stage.stage, p_parts, p_attempts, p_counts;
-    IF v_short.part IS NOT NULL THEN
+    SELECT w.part, coalesce(f.count, 0) AS found, w.count AS reported INTO v_short
+    FROM unnest(p_parts, p_attempts, p_counts) AS w (part, attempt, count)
+    LEFT JOIN (SELECT r.part, r.attempt, count(*)
+               FROM (SELECT part, attempt FROM taskq.staged WHERE stage = p_stage
+                     UNION ALL SELECT part, attempt FROM taskq.staged_task WHERE stage = p_stage AND parent IS NULL) r
+               GROUP BY r.part, r.attempt) f USING (part, attempt)
+    WHERE coalesce(f.count, 0) <> w.count LIMIT 1;
+    IF FOUND THEN
         PERFORM taskq_internal.raise_error('TQ007', format(
-            'stage %s has %s of the %s %s that part %s reported: run the job again', p_stage.stage, v_short.found,
-            v_short.reported, CASE v_main WHEN 'staged' THEN 'decisions' ELSE 'tasks' END, v_short.part));
+            'stage %s has %s of the %s rows that part %s reported: run the job again', p_stage, v_short.found,
+            v_short.reported, v_short.part));
     END IF;
-    FOREACH v_table IN ARRAY ARRAY['staged', 'staged_task', 'staged_junction'] LOOP
-        EXECUTE format(
-            'DELETE FROM taskq.%I s WHERE s.stage = $1
-             AND NOT EXISTS (SELECT FROM unnest($2, $3) AS w (part, attempt) WHERE w.part = s.part
-                             AND w.attempt = s.attempt)', v_table)
-        USING p_stage.stage, p_parts, p_attempts;
-    END LOOP;
+    DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
+        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
+    DELETE FROM taskq.staged_task s WHERE s.stage = p_stage AND NOT EXISTS (
+        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
 END $$;
 
--- Completes the tasks of a stage, pushes the follow-ups of continued tasks and releases their groups. Returns the stage
--- with the numbers of what it did.
+-- Completes the tasks of a stage, pushes the follow-ups of continued tasks and releases their groups. If a task has
+-- several decisions, the first one counts, in the order of results, parts and rows. Returns the stage with the numbers
+-- of what it did.
 CREATE FUNCTION taskq_internal.apply_decisions(
     p_stage taskq_internal.stage, p_owner text, p_parts int[], p_attempts bigint[]
 ) RETURNS taskq_internal.stage LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_stage.fence);
-    v_followed boolean := EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage.stage)
-        OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage.stage);
+    v_followed boolean := EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage.stage);
 BEGIN
     IF v_followed THEN  -- before the merge, because all decisions of a task count
         PERFORM taskq_internal.drop_follow_ups(p_stage.stage, true);
     END IF;
-    PERFORM taskq_internal.merge_decisions(p_stage.stage);
+    DELETE FROM taskq.staged WHERE ctid = ANY (ARRAY(
+        SELECT d.ctid FROM (
+            SELECT s.ctid, row_number() OVER (PARTITION BY s.sequence ORDER BY s.result, s.part, s.ctid) AS place
+            FROM taskq.staged s WHERE s.stage = p_stage.stage) d
+        WHERE d.place > 1));
     p_stage.returned := CASE WHEN p_stage.rounds
             THEN taskq_internal.skip_immediate_returns(v_owner_id, p_stage.stage) ELSE 0 END
         + CASE WHEN p_stage.condition <> 'NONE'
@@ -150,17 +138,15 @@ END $$;
 
 -- Deletes the follow-ups of tasks that have a decision that is not continued, or those of tasks without a decision.
 CREATE FUNCTION taskq_internal.drop_follow_ups(p_stage uuid, p_decided boolean) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_table text;
 BEGIN
-    FOREACH v_table IN ARRAY ARRAY['staged_task', 'staged_junction'] LOOP
-        EXECUTE format(
-            'DELETE FROM taskq.%I t WHERE t.stage = $1 AND %s (
-                 SELECT FROM taskq.staged s WHERE s.stage = $1 AND s.sequence = t.parent %s)', v_table,
-            CASE WHEN p_decided THEN 'EXISTS' ELSE 'NOT EXISTS' END,
-            CASE WHEN p_decided THEN 'AND NOT coalesce(s.continued, s.result = :SUCCESS)' END)
-        USING p_stage;
-    END LOOP;
+    IF p_decided THEN
+        DELETE FROM taskq.staged_task t USING taskq.staged s
+        WHERE t.stage = p_stage AND s.stage = p_stage AND s.sequence = t.parent
+          AND NOT coalesce(s.continued, s.result = :SUCCESS);
+    ELSE
+        DELETE FROM taskq.staged_task t WHERE t.stage = p_stage AND NOT EXISTS (
+            SELECT FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = t.parent);
+    END IF;
 END $$;
 
 -- Returns whether a decision may return its task to READY. Returns true for an invalid decision, which taskq.complete
@@ -219,8 +205,8 @@ BEGIN
         SELECT n.topic, n.junction, array_agg(m.identifier) AS identifiers, array_agg(n.nth::int) AS groups
         FROM (SELECT g.*, row_number() OVER (PARTITION BY g.topic, g.junction ORDER BY g.members) AS nth
               FROM (SELECT DISTINCT j.topic, j.junction, e.members::text
-                    FROM taskq.staged_junction j CROSS JOIN LATERAL json_array_elements(j.groups) AS e (members)
-                    WHERE j.stage = p_stage) g) n
+                    FROM taskq.staged_task j CROSS JOIN LATERAL json_array_elements(j.payload::json) AS e (members)
+                    WHERE j.stage = p_stage AND j.junction IS NOT NULL) g) n
         CROSS JOIN LATERAL json_array_elements_text(n.members::json) AS m (identifier)
         GROUP BY n.topic, n.junction, n.nth / 10000 ORDER BY n.topic, n.junction, n.nth / 10000
     LOOP
