@@ -27,7 +27,6 @@ except ImportError:  # before Spark 4.2
 
 HORIZON_SECONDS = 60.0  # for how long an open transaction may hold back the start of a stream
 HORIZON_PAUSE = 0.2  # seconds between two reads of the log's end
-MAX_SEQUENCE = 2**63 - 1
 
 LOG_SCHEMA = spark_schema(
     "sequence long, topic string, identifier string, payload string, reference string, priority integer,"
@@ -135,9 +134,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # When a stream restarts from a checkpoint, Spark before 4.2 calls this with an empty range, and before it calls
         # latestOffset, unless the trigger is availableNow. So this offset is the first that such a reader knows.
         self.batch_end = end["sequence"]
-        statement = "SELECT low, high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, %s::int)"
-        arguments = (self.options.topic, start["sequence"], end["sequence"], self.options.partitions)
-        return list(starmap(SequenceRange, self.connection_info.fetch_all(statement, arguments)))
+        self._log_end(start["sequence"], None)  # raises if this database has not reached the start of the batch
+        return list(starmap(SequenceRange, self._bounds(start["sequence"], end["sequence"], self.options.partitions)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the tasks of one range in batches of bounded memory, on an executor."""
@@ -159,9 +157,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         deadline = time.monotonic() + HORIZON_SECONDS
         end = self._log_end(after, None)
-        statement = "SELECT high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, 1)"
-        visible = self.connection_info.fetch_all(statement, (self.options.topic, end, MAX_SEQUENCE))
-        while visible and end < visible[0][0]:
+        visible = self._bounds(end, None, 1)
+        while visible and end < visible[0][1]:
             if time.monotonic() > deadline:
                 raise TaskQueueError(
                     f"an open transaction has held back the log of topic {self.options.topic!r} for"
@@ -171,6 +168,13 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(HORIZON_PAUSE)  # no event reports the end of another transaction
             end = self._log_end(after, None)
         return end
+
+    def _bounds(self, after: int, end: int | None, parts: int) -> list[Any]:
+        """Return the bounds of ranges of nearly equal size, of the tasks after an offset."""
+        statement = (
+            "SELECT low, high FROM taskq.task_bounds(%s::text, %s::bigint, %s::bigint, NULL, NULL, NULL, NULL, %s::int)"
+        )
+        return self.connection_info.fetch_all(statement, (self.options.topic, after + 1, end, parts))
 
     def _log_end(self, after: int, max_tasks: int | None) -> int:
         """Return the last sequence of the log after an offset, or the last of the next `max_tasks` tasks."""

@@ -121,7 +121,6 @@ SELECT * FROM taskq.watch_tasks(ARRAY['orders'], ARRAY[1], ARRAY['NONE'], ARRAY[
 SELECT * FROM taskq.events('orders', NULL, 10, 0, 1, NULL);
 SELECT * FROM taskq.log_blockers('orders');
 SELECT taskq.log_end('orders', 0, NULL);
-SELECT * FROM taskq.log_bounds('orders', 0, 100, 2);
 SELECT * FROM taskq.log_slice('orders', 0, 100);
 SELECT taskq.advance('readers', 'orders', 0, 1);
 SELECT taskq.progress('readers', 'orders', 0);

@@ -207,7 +207,7 @@ CREATE FUNCTION taskq.task_bounds(
     p_until timestamptz, p_parts int
 ) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE');
     v_low      bigint := greatest(p_low, 0);
     v_high     bigint := least(p_high, (SELECT s.last_value FROM taskq_internal.task_sequence s));
 BEGIN

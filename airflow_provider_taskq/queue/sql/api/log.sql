@@ -104,25 +104,6 @@ there is no limit. Returns p_after if no task follows. No task appears later wit
 TQ001 for an unknown topic. Raises TQ000 above READ COMMITTED, on a standby, or for a place that this database has not
 reached.';
 
-CREATE FUNCTION taskq.log_bounds(p_topic text, p_after bigint, p_end bigint, p_parts int)
-RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
-DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
-BEGIN
-    PERFORM taskq_internal.check_place(p_after);
-    RETURN QUERY
-    SELECT min(n.sequence), max(n.sequence), count(*)
-    FROM (SELECT t.sequence, ntile(greatest(p_parts, 1)) OVER (ORDER BY t.sequence) AS part FROM taskq_internal.task t
-          WHERE t.topic_id = v_topic_id AND t.sequence > p_after AND t.sequence <= p_end) n
-    GROUP BY n.part ORDER BY 1;
-END $$;
-COMMENT ON FUNCTION taskq.log_bounds IS
-'Splits the tasks of a topic''s log after p_after, up to and including p_end, into at most p_parts ranges of nearly
-equal size. Returns the lowest and the highest sequence and the number of tasks of each range. p_end must be a result of
-log_end(): behind it, tasks may still appear in a range. Raises TQ001 for an unknown topic, and TQ000 for a place that
-this database has not reached.';
-
 CREATE FUNCTION taskq.log_slice(p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int,
                created timestamptz) LANGUAGE plpgsql STABLE AS $$
