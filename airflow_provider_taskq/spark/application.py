@@ -24,7 +24,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from importlib import import_module
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -40,17 +40,19 @@ from airflow_provider_taskq.queue import (
     connect,
     verify_for_work,
 )
+from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.queue.drains import parse_max_undecided
 from airflow_provider_taskq.queue.durations import parse_duration
-from airflow_provider_taskq.spark.composite import Transform, by_composite, transform_of
+from airflow_provider_taskq.spark.composite import by_composite, transform_of
 from airflow_provider_taskq.spark.drain import drain
 from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.session import describe_error
-from airflow_provider_taskq.spark.transforms import by_task, in_arrow, in_pandas
+from airflow_provider_taskq.spark.transforms import Transform, by_task, in_arrow, in_pandas
 from airflow_provider_taskq.worker.composite import Composite
 
 logger = logging.getLogger("airflow_provider_taskq.spark")
 
+T = TypeVar("T")
 NamedFunction = Callable[..., Any]
 MAKERS: Mapping[str, Callable[[Any], Transform]] = {
     "transform": transform_of,
@@ -175,13 +177,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-failed", type=_max_failed, metavar="COUNT|SHARE",
                         help="exit with 1 if more tasks fail for good: a count such as 0 or 10, or a share of the "
                         "tasks that ended, such as 0.05 or 5%%; all results are committed before")  # fmt: skip
-    parser.add_argument("--max-undecided", type=_max_undecided, default=0, metavar="COUNT|None",
+    parser.add_argument("--max-undecided", type=_argument(parse_max_undecided), default=0, metavar="COUNT|None",
                         help="exit with 1 if more tasks are left without a decision (default: 0)")  # fmt: skip
     parser.add_argument("--claim", type=_positive, metavar="FENCE",
                         help="the fence of a claim of this owner: drain only the tasks of the claim")  # fmt: skip
     parser.add_argument(
         "--lease",
-        type=_duration,
+        type=_argument(parse_duration),
         metavar="DURATION",
         help="the length of the owner's lease (default: 5m, or that of the claim)",
     )
@@ -195,49 +197,44 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser of an argument that shows the sentence of an error."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:  # also InvalidArgument
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+@_argument
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
+    return to_integer(int(text), "the number", 1)
 
 
 def _rounds(text: str) -> int:
     return 0 if text == "all" else _positive(text)
 
 
+@_argument
 def _deadline(text: str) -> timedelta | datetime:
     if text.replace(".", "").isdigit():  # seconds, even if the digits could be a date
-        return _duration(text)
+        return parse_duration(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        return _duration(text)
+        return parse_duration(text)
     if moment.tzinfo is None:
-        raise argparse.ArgumentTypeError(f"{text} has no time zone")
+        raise InvalidArgument(f"{text} has no time zone")
     return moment
 
 
-def _duration(text: str) -> timedelta:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
+@_argument
 def _max_failed(text: str) -> str:
-    try:
-        FailureLimit.of(text)
-    except InvalidArgument as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    FailureLimit.of(text)
     return text
-
-
-def _max_undecided(text: str) -> int | None:
-    try:
-        return parse_max_undecided(text)
-    except InvalidArgument as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _log_to_stdout() -> None:

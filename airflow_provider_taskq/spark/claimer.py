@@ -39,17 +39,17 @@ class ParallelClaimer:
 
         If a chunk fails, the tasks of the other chunks stay held.
         """
-        with self._connection_info.connect(autocommit=True) as conn:
-            self._connections.append(conn)
+        with self._connection_info.queue(autocommit=True) as queue:
+            self._connections.append(queue.conn)
             # The first chunk runs alone: usually it holds all tasks that are ready.
-            claimed, more = self._claim_chunk(TaskQueue(conn))
+            claimed, more = self._claim_chunk(queue)
             if not more:
                 return claimed
             threads = min(connections(), MAX_CONNECTIONS, math.ceil(self._left / CHUNK)) - 1
             with ThreadPoolExecutor(max(1, threads), thread_name_prefix="taskq claim") as pool:
                 try:
                     others = [pool.submit(self._claim_on_new_connection) for _ in range(threads)]
-                    claimed += self._claim_rest(conn)
+                    claimed += self._claim_rest(queue)
                     return claimed + sum(other.result() for other in as_completed(others))
                 except BaseException:
                     self.cancel()
@@ -74,15 +74,15 @@ class ParallelClaimer:
         with conn:
             self._connections.append(conn)
             try:
-                return self._claim_rest(conn)
+                return self._claim_rest(TaskQueue(conn))
             except BaseException:
                 self._stopped.set()  # the other connections stop after their current chunk
                 raise
 
-    def _claim_rest(self, conn: psycopg.Connection[Any]) -> int:
+    def _claim_rest(self, queue: TaskQueue) -> int:
         total, more = 0, True
         while more:
-            claimed, more = self._claim_chunk(TaskQueue(conn))
+            claimed, more = self._claim_chunk(queue)
             total += claimed
         return total
 

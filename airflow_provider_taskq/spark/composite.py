@@ -2,9 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -17,18 +17,15 @@ from airflow_provider_taskq.spark.transforms import (
     DECISION_ARROW_SCHEMA,
     DECISION_SCHEMA,
     TASK_COLUMNS,
-    BatchTransform,
     FrameFunction,
-    FrameTransform,
-    Options,
-    TaskTransform,
+    Transform,
     as_one_frame,
     blocked_row,
     blocks_identifier,
     decision_values,
     task_from_row,
 )
-from airflow_provider_taskq.worker.batches import Batch, BatchContext, FollowUp, Release
+from airflow_provider_taskq.worker.batches import Batch, FollowUp, Release
 from airflow_provider_taskq.worker.commit import storable_decision
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.handlers import UNDECIDED, decision_on, handle_batch
@@ -59,32 +56,26 @@ def by_composite(composite: Composite, size: int = BATCH_SIZE) -> "CompositeTran
     return CompositeTransform(composite, size)
 
 
-def transform_of(given: FrameFunction | Composite) -> "Transform":
+def transform_of(given: FrameFunction | Composite) -> Transform:
     """Return a transform as it is, and make one of a composite, or of a function of all tasks as a DataFrame.
 
     Raises the errors of `by_composite`, and InvalidArgument for a parameter of the function that a drain cannot supply.
     """
-    if isinstance(given, FrameTransform | BatchTransform | TaskTransform | CompositeTransform):
+    if isinstance(given, Transform):
         return given
     return by_composite(given) if isinstance(given, Composite) else as_one_frame(given)
 
 
 @dataclass(frozen=True, slots=True)
-class CompositeTransform:
+class CompositeTransform(Transform):
     """A transform that processes batches by the steps of a composite.
 
     A DataFrame carries decisions, pushes with APPEND and junctions, but no functions. So the transform refuses
-    `in_commit`, `after_commit` and other pushes.
+    `in_commit`, `after_commit` and other pushes. The steps get no options.
     """
 
     composite: Composite
     size: int = BATCH_SIZE
-    condition: Condition = Condition.NONE
-    batch: BatchContext = field(default_factory=BatchContext)
-
-    def in_drain(self, condition: Condition, options: Options) -> "CompositeTransform":  # noqa: ARG002 -- steps get none
-        """Return this transform for tasks that were claimed under a condition."""
-        return replace(self, condition=condition)
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
@@ -160,6 +151,3 @@ def _decision_rows(
         )
         for task, decision in decisions.items()
     ]
-
-
-Transform: TypeAlias = FrameTransform | BatchTransform | TaskTransform | CompositeTransform

@@ -3,14 +3,14 @@
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, LiteralString, Self
+from typing import Any, Self
 
 import psycopg
 from psycopg.conninfo import make_conninfo
-from psycopg.rows import TupleRow
 
 from airflow_provider_taskq.queue import connect
 from airflow_provider_taskq.queue.addresses import (
@@ -20,7 +20,7 @@ from airflow_provider_taskq.queue.addresses import (
     parameters_with_hosts,
     resolve_dsn,
 )
-from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.queue.jobs import JobQueue
 
 # These parameters name files of this machine. libpq has read the files: the other parameters have their contents.
 _LOCAL_FILES = {"passfile", "service", "servicefile"}
@@ -62,22 +62,21 @@ class ConnectionInfo:
         freeze_gc()  # Spark also plans and commits in Python workers
         return self._connect(**options)
 
-    def fetch_all(self, statement: LiteralString, arguments: Sequence[object] = ()) -> list[TupleRow]:
-        """Run one statement on the driver, in a connection and transaction of its own, and return its rows.
+    @contextmanager
+    def queue(self, **options: Any) -> Iterator[JobQueue]:
+        """Open a connection on the driver for calls of the queue: one transaction, unless `options` say otherwise."""
+        with self.connect(**options) as conn:
+            yield JobQueue(conn)
 
-        Raises the queue's errors as TaskQueueError.
-        """
-        with self.connect() as conn, translate_errors():
-            return conn.execute(statement, arguments).fetchall()
-
-    def connect_executor(self) -> psycopg.Connection[Any]:
+    @contextmanager
+    def executor_queue(self) -> Iterator[JobQueue]:
         """Open a connection on an executor, to the database that its own environment names if that may override."""
         freeze_gc()
         own = os.environ.get(DSN_VARIABLE) or os.environ.get(DSN_FILE_VARIABLE)
         # A binary COPY sends text in the encoding of the session, and Arrow needs UTF-8.
-        if own and self.executors_may_override:
-            return connect(None, client_encoding="utf8")
-        return self._connect(client_encoding="utf8")
+        connected = connect if own and self.executors_may_override else self._connect
+        with connected(client_encoding="utf8") as conn:
+            yield JobQueue(conn)
 
     def _connect(self, **options: Any) -> psycopg.Connection[Any]:
         if self.from_file and _is_dsn_in_file():

@@ -17,9 +17,10 @@ from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.options import HeldOptions, PushOptions, parse_mode
 from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, TasksOptions, TasksReader, spark_schema
+from airflow_provider_taskq.spark.staging import Rows
 from airflow_provider_taskq.spark.streams import LOG_SCHEMA, LogOptions, LogReader
 from airflow_provider_taskq.spark.transforms import DECISION_SCHEMA
-from airflow_provider_taskq.spark.writers import BatchWriter, Decisions, NewTasks, Rows, StreamWriter
+from airflow_provider_taskq.spark.writers import BatchWriter, StreamWriter, decisions, new_tasks
 
 _OPTIONS = "taskq"  # the metadata of a column with the options of its table
 _PUSH_SCHEMA = spark_schema(
@@ -122,8 +123,8 @@ class TaskQDataSource(DataSource):
         if overwrite:
             raise TaskQueueError(f"format taskq, mode {mode}: cannot overwrite: use {append}")
         if mode == "push":
-            return NewTasks(PushOptions.parse(options))
-        return Decisions(HeldOptions.parse(options, "complete").with_fence(self._connection()))
+            return new_tasks(PushOptions.parse(options))
+        return decisions(HeldOptions.parse(options, "complete").with_fence(self._connection()))
 
     def _connection(self) -> ConnectionInfo:
         return self.connection_info or ConnectionInfo.resolve()

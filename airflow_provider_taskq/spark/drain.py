@@ -25,20 +25,20 @@ from airflow_provider_taskq.queue import (
     MaxFailed,
     Order,
     Result,
-    TaskQueue,
     TaskQueueError,
     TooManyFailures,
     TooManyUndecided,
 )
 from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.drains import parse_max_undecided
+from airflow_provider_taskq.queue.jobs import StageReport
 from airflow_provider_taskq.spark.claimer import ClaimAhead
-from airflow_provider_taskq.spark.composite import Transform, transform_of
+from airflow_provider_taskq.spark.composite import transform_of
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.progress import DrainProgress, OnProgress, ProgressReporter, report_progress
 from airflow_provider_taskq.spark.session import DrainSession
-from airflow_provider_taskq.spark.transforms import FrameFunction
+from airflow_provider_taskq.spark.transforms import FrameFunction, Transform
 from airflow_provider_taskq.worker.composite import Composite
 
 logger = logging.getLogger(__name__)
@@ -81,12 +81,12 @@ class DrainTotals:
         """The number of tasks for which the transform made no decision."""
         return self.processed - self.done - self.returned
 
-    def add(self, done: int, pushed: int, completed: Mapping[Result, int], returned: int) -> None:
-        """Add the committed counts of a round."""
-        self.done += done
-        self.pushed += pushed
-        self.returned += returned
-        for result, count in sorted(completed.items()):
+    def add(self, committed: StageReport) -> None:
+        """Add the counts of the stage of a round."""
+        self.done += committed.completed or 0
+        self.pushed += committed.pushed or 0
+        self.returned += committed.returned or 0
+        for result, count in committed.by_result.items():
             self.completed[result] = self.completed.get(result, 0) + count
 
 
@@ -250,14 +250,13 @@ def drain(
     began = time.monotonic()
     limits = DrainLimits.of(size, rounds, budget, deadline)
     failure_limit, max_undecided = FailureLimit.of(max_failed), parse_max_undecided(max_undecided)
-    work = transform_of(transform).in_drain(condition, options or {})
+    work = replace(transform_of(transform), condition=condition, options=options or {})
     # Executors of a local master inherit the driver's environment, so a TASKQ_DSN there is not their own.
     local = str(spark.conf.get("spark.master", "")).split("[")[0] == "local"
     info = ConnectionInfo.resolve(dsn, executors_may_override=not local)
     session = DrainSession.open(spark, info, topic, owner, lease, condition, in_rounds=rounds != 1, claim=claim)
     with session.keep_lease() as drain_lease, session.release_on_error(drain_lease):
         since = session.begin_drain()
-        session.expire_lapsed()
         drain_lease.start_upkeep()  # after the expiry, which would skip leases that another session is ending
         if claim is not None and budget is None:
             limits = replace(limits, budget=session.count_resumed())
@@ -368,7 +367,7 @@ class DrainLoop:
             session.run_transform(
                 replace(self.transform, batch=batch), stage, count, self.partitions, self.lease, self.until
             )
-        self.totals.add(*session.finish_stage(stage))
+        self.totals.add(session.finish_stage(stage))
         self.totals.rounds += 1
         report_progress(self._progress(), self.on_progress)
 
@@ -387,8 +386,7 @@ class DrainLoop:
         """
         session, totals = self.session, self.totals
         topic, owner = session.topic, session.lease.name
-        with session.connection_info.connect() as conn:
-            queue = TaskQueue(conn)
+        with session.connection_info.queue() as queue:
             counts = queue.drain_counts(topic, owner, since)
             failure = failure_limit.exceeded(topic, counts) if failure_limit else None
             session.release(queue)

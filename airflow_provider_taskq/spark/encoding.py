@@ -9,19 +9,12 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
+from pyspark.sql.datasource import WriterCommitMessage
 
 from airflow_provider_taskq.queue import InvalidTask, Result
 from airflow_provider_taskq.spark.binary_copy import binary_rows
 from airflow_provider_taskq.spark.columns import json_of
 
-_COPY_DECISIONS = (
-    "COPY taskq.staged (stage, part, attempt, sequence, result, output, error, delay, continued)"
-    " FROM STDIN (FORMAT binary)"
-)
-_COPY_TASKS = (
-    "COPY taskq.staged_task (stage, part, attempt, place, parent, topic, identifier, payload, reference, suspended,"
-    " available_at, delay, ttl, priority, depends_on, junction) FROM STDIN (FORMAT binary)"
-)
 MAX_ERROR = 10_000  # characters
 MAX_DELAY = 3650 * 86_400 * 1_000_000  # microseconds
 
@@ -62,7 +55,7 @@ class Copy:
     PostgreSQL refuses all rows if one of `texts` is not JSON, and `described` returns what the text of a row is.
     """
 
-    statement: str
+    table: str
     rows: pa.Buffer
     texts: pa.Array | None = None
     described: Callable[[int], str] = str
@@ -105,18 +98,24 @@ def check_decision_names(names: Iterable[str]) -> None:
 
 
 @dataclass(slots=True)
-class Attempt:
-    """An attempt of a Spark task that stages rows. `placed` counts the new tasks that it has encoded."""
+class Attempt(WriterCommitMessage):
+    """An attempt of a Spark task that stages rows of a partition, and its message to the driver.
 
-    stage: UUID
+    `count` is the number of rows that it has staged, and `placed` that of the new tasks that it has encoded. In a
+    stream, `query` is Spark's ID of the query.
+    """
+
+    stage: str
     part: int
     number: int
+    count: int = 0
     placed: int = 0
+    query: str | None = None
 
     def columns(self, count: int) -> list[pa.Array]:
         """Return the first columns of `count` rows of any staging table."""
         return [
-            pa.repeat(pa.scalar(self.stage.bytes, pa.binary()), count),
+            pa.repeat(pa.scalar(UUID(self.stage).bytes, pa.binary()), count),
             pa.repeat(pa.scalar(self.part, pa.int32()), count),
             pa.repeat(pa.scalar(self.number, pa.int64()), count),
         ]
@@ -143,7 +142,7 @@ def encode_decisions(batch: pa.RecordBatch, attempt: Attempt) -> Copy:
         optional(batch, "continued").cast(pa.bool_()),
     ]
     return Copy(
-        _COPY_DECISIONS,
+        "staged",
         binary_rows(columns),
         messages,
         lambda place: f"the message of the decision on task {sequences[place]}",
@@ -255,7 +254,7 @@ def encode_tasks(
         tasks.dependencies(),
         optional(batch, "junction"),
     ]
-    return Copy(_COPY_TASKS, binary_rows(columns), payloads, lambda place: f"{described(place)}: its payload")
+    return Copy("staged_task", binary_rows(columns), payloads, lambda place: f"{described(place)}: its payload")
 
 
 @dataclass(frozen=True, slots=True)

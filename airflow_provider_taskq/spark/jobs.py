@@ -24,11 +24,11 @@ class SparkJobs(ABC):
     def of(cls, spark: SparkSession, tag: str = "taskq-drain") -> "SparkJobs":
         """Return the jobs of a session: through its SparkContext, or through Spark Connect if it has none."""
         context: SparkContext | None = getattr(spark, "sparkContext", None)
-        return ConnectJobs(spark, tag) if context is None else ClassicJobs(spark, context, tag)
+        return _ConnectJobs(spark, tag) if context is None else _ClassicJobs(spark, context, tag)
 
     @abstractmethod
     def cores(self) -> int:
-        """Return the number of cores that Spark has for its tasks now."""
+        """Return the number of cores that Spark has for its tasks now, or with Spark Connect had at the first call."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -60,7 +60,7 @@ class SparkJobs(ABC):
         """Describe and tag the jobs of this thread, in this session, and return the function that undoes it."""
 
 
-class ClassicJobs(SparkJobs):
+class _ClassicJobs(SparkJobs):
     """The jobs of a session whose driver is this process."""
 
     def __init__(self, spark: SparkSession, context: "SparkContext", tag: str) -> None:
@@ -69,20 +69,16 @@ class ClassicJobs(SparkJobs):
         self._context = context
 
     def cores(self) -> int:
-        """Return the number of cores that Spark has for its tasks now."""
         return self._context.defaultParallelism
 
     def cancel(self) -> None:
-        """Cancel the running jobs, from any thread."""
         # SparkSession.interruptTag would look the tag up among those of the calling thread, and cancel nothing.
         self._context.cancelJobsWithTag(self._tag)
 
     def cancel_all(self) -> None:
-        """Cancel all running jobs of the application, from any thread."""
         self._context.cancelAllJobs()
 
     def set_log_level(self, level: str) -> None:
-        """Set the log level of Spark."""
         self._context.setLogLevel(level)
 
     def _describe(self, description: str) -> Callable[[], None]:
@@ -106,7 +102,7 @@ class ClassicJobs(SparkJobs):
         return reset
 
 
-class ConnectJobs(SparkJobs):
+class _ConnectJobs(SparkJobs):
     """The jobs that a session of Spark Connect starts on its server.
 
     The server itself describes them. Its page shows the tag.
@@ -118,7 +114,6 @@ class ConnectJobs(SparkJobs):
         self._cores = 0
 
     def cores(self) -> int:
-        """Return the number of cores that the server had for its tasks when this was first called."""
         if not self._cores:
             # No client can ask for the number of cores. But the server splits a range into that number of partitions,
             # and the last partition has the only row.
@@ -127,11 +122,9 @@ class ConnectJobs(SparkJobs):
         return self._cores
 
     def cancel(self) -> None:
-        """Cancel the running jobs, from any thread."""
         self._spark.interruptTag(self._tag)
 
     def cancel_all(self) -> None:
-        """Cancel all running jobs of the session, from any thread."""
         self._spark.interruptAll()
 
     def set_log_level(self, level: str) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from airflow_provider_taskq.queue import Insertion, LeaseLost, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import Insertion, LeaseLost, TaskQueueError
+from airflow_provider_taskq.queue.jobs import LeaseKey
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 DEFAULT_PARTITIONS = 8
@@ -50,12 +51,17 @@ class HeldOptions:
             until=values.get("until"),
         )
 
+    @property
+    def lease(self) -> LeaseKey:
+        """The owner, and the fence of its lease."""
+        return self.owner, self.fence
+
     def with_fence(self, connection_info: ConnectionInfo) -> Self:
         """Return the options with the fence of the owner's lease. Raises LeaseLost if the owner has no lease."""
         if self.fence is not None:
             return self
-        with connection_info.connect() as conn:
-            owner = TaskQueue(conn).owner(self.owner)
+        with connection_info.queue() as queue:
+            owner = queue.owner(self.owner)
         if owner is None:
             raise LeaseLost(f"format taskq, mode {self.mode}: owner {self.owner!r} has no lease")
         return replace(self, fence=owner.fence)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue.jobs import JobQueue
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.services import ServiceThread
@@ -79,7 +80,7 @@ class ProgressReporter(ServiceThread):
 
     def _report(self) -> None:
         with self._session.queue() as queue:
-            row = queue.conn.execute("SELECT taskq.count_staged(%s::uuid)", (self._stage,)).fetchone()
+            staged = JobQueue(queue.conn).count_staged(self._stage)
         if self._stopped.is_set():
             return
         before = self._before
@@ -88,7 +89,7 @@ class ProgressReporter(ServiceThread):
             round=before.round + 1,
             claimed=before.claimed + self._claimed,
             # If Spark ran a task twice, the stage may have more decisions than the round has tasks.
-            done=before.done + min(row[0] if row else 0, self._claimed),
+            done=before.done + min(staged, self._claimed),
             seconds=before.seconds + time.monotonic() - self._began,
         )
         report_progress(progress, self._on_progress)

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import starmap
 from typing import Any, Self
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import State, TaskQueueError
-from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.queue.jobs import TaskRange
 from airflow_provider_taskq.spark.binary_copy import record_batches
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.options import HeldOptions, parse_flag, parse_options, parse_partitions, require
@@ -82,9 +81,9 @@ class HeldReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""
         options = self.options
-        statement = "SELECT low, high FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, %s::int, %s::timestamptz)"
-        arguments = (options.owner, options.fence, options.topic, options.partitions, options.until)
-        return list(starmap(SequenceRange, self.connection_info.fetch_all(statement, arguments)))
+        with self.connection_info.queue() as queue:
+            bounds = queue.held_bounds(options.lease, options.topic, options.partitions, options.until)
+        return [SequenceRange(each.low, each.high) for each in bounds]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the tasks of one range in batches of bounded memory, on an executor."""
@@ -93,30 +92,18 @@ class HeldReader(DataSourceReader):
         options = self.options
         # With the option `topic`, the column topic has one value, which the database need not send.
         schema = _HELD_ARROW if options.topic is None else _HELD_ARROW.remove(_TOPIC)
-        statement = (
-            f"COPY (SELECT {', '.join(schema.names)}"  # noqa: S608
-            " FROM taskq.held_slice(%s::text, %s::bigint, %s::text, %s::bigint, %s::bigint, %s::timestamptz))"
-            " TO STDOUT (FORMAT binary)"
-        )
-        arguments = (options.owner, options.fence, options.topic, partition.low, partition.high, options.until)
-        for batch in copy_batches(self.connection_info, statement, arguments, schema):
-            if options.topic is None:
-                yield batch
-            else:
-                topics = pa.repeat(options.topic, batch.num_rows)
-                yield batch.add_column(_TOPIC, _HELD_ARROW.field(_TOPIC), topics)
-
-
-def copy_batches(
-    connection_info: ConnectionInfo, statement: str, arguments: Sequence[object], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Run a COPY TO STDOUT on an executor, and yield its rows as Arrow batches."""
-    with (
-        connection_info.connect_executor() as conn,
-        translate_errors(),
-        conn.cursor().copy(statement.encode(), arguments) as copy,
-    ):
-        yield from record_batches(copy, schema)
+        with (
+            self.connection_info.executor_queue() as queue,
+            queue.held_slice(
+                schema.names, options.lease, options.topic, partition.low, partition.high, options.until
+            ) as copy,
+        ):
+            for batch in record_batches(copy, schema):
+                if options.topic is None:
+                    yield batch
+                else:
+                    topics = pa.repeat(options.topic, batch.num_rows)
+                    yield batch.add_column(_TOPIC, _HELD_ARROW.field(_TOPIC), topics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,30 +132,16 @@ class TasksOptions:
 
 
 @dataclass(slots=True)
-class PushedFilters:
-    """The filters that the database applies instead of Spark: inclusive bounds, and sets of values.
+class PushedFilters(TaskRange):
+    """The filters that the database applies instead of Spark.
 
-    None is no filter. A filter is accepted only if the database applies it exactly, because Spark does not apply it
-    again.
+    A filter is accepted only if the database applies it exactly, because Spark does not apply it again.
     """
-
-    low: int | None = None
-    high: int | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    states: frozenset[int] | None = None
-    identifiers: frozenset[str] | None = None
 
     @property
     def match_nothing(self) -> bool:
         """Whether the filters exclude every task."""
         return self.states == frozenset() or self.identifiers == frozenset()
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the arguments of taskq.task_bounds from p_low to p_until."""
-        states = None if self.states is None else sorted(self.states)
-        identifiers = None if self.identifiers is None else sorted(self.identifiers)
-        return self.low, self.high, states, identifiers, self.since, self.until
 
     def accept(self, pushed: Any) -> bool:
         """Add a filter of Spark, and return True; return False if Spark has to apply it."""
@@ -275,23 +248,19 @@ class TasksReader(DataSourceReader):
         """Return ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""
         if self.filters.match_nothing:
             return []
-        statement = (
-            "SELECT low, high FROM taskq.task_bounds(%s::text, %s::bigint, %s::bigint, %s::int[], %s::text[],"
-            " %s::timestamptz, %s::timestamptz, %s::int)"
-        )
-        arguments = (self.options.topic, *self.filters.arguments(), self.options.partitions)
-        return list(starmap(SequenceRange, self.connection_info.fetch_all(statement, arguments)))
+        with self.connection_info.queue() as queue:
+            bounds = queue.task_bounds(self.options.topic, self.filters, self.options.partitions)
+        return [SequenceRange(each.low, each.high) for each in bounds]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the tasks of one range in batches of bounded memory, on an executor."""
         if not isinstance(partition, SequenceRange):  # Spark's placeholder if there are no partitions
             return
-        names = self.arrow.names
-        statement = (
-            f"COPY (SELECT {', '.join(names or ['sequence'])}"  # noqa: S608
-            " FROM taskq.task_slice(%s::text, %s::bigint, %s::bigint, %s::int[], %s::text[],"
-            " %s::timestamptz, %s::timestamptz, %s::boolean)) TO STDOUT (FORMAT binary)"
-        )
-        large = any(name in LARGE_COLUMNS for name in names)
-        arguments = (self.options.topic, partition.low, partition.high, *self.filters.arguments()[2:], large)
-        yield from copy_batches(self.connection_info, statement, arguments, self.arrow)
+        names = self.arrow.names or ["sequence"]
+        tasks = replace(self.filters, low=partition.low, high=partition.high)
+        bulky = any(name in LARGE_COLUMNS for name in names)
+        with (
+            self.connection_info.executor_queue() as queue,
+            queue.task_slice(names, self.options.topic, tasks, bulky=bulky) as copy,
+        ):
+            yield from record_batches(copy, self.arrow)

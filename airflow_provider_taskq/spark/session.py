@@ -21,21 +21,20 @@ from airflow_provider_taskq.queue import (
     LeaseLost,
     Order,
     Owner,
-    Result,
     TaskQueue,
     TaskQueueError,
     verify_for_work,
 )
 from airflow_provider_taskq.queue.arguments import DurationLike
-from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.queue.claims import held_sequences
+from airflow_provider_taskq.queue.jobs import LeaseKey, StageReport
 from airflow_provider_taskq.spark.claimer import ClaimAhead, ParallelClaimer
-from airflow_provider_taskq.spark.composite import CompositeTransform, Transform
+from airflow_provider_taskq.spark.composite import CompositeTransform
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.lease import DrainLease
-from airflow_provider_taskq.spark.transforms import TaskTransform
-from airflow_provider_taskq.spark.writers import close_stage
+from airflow_provider_taskq.spark.transforms import TaskTransform, Transform
 from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 
 logger = logging.getLogger(__name__)
@@ -89,9 +88,9 @@ class DrainSession:
         claim: int | None = None,
     ) -> "DrainSession":
         """Register the owner, or with `claim` take over that claim; `lease` is by default 5 minutes or the claim's."""
-        with connection_info.connect() as conn:
-            verify_for_work(conn)
-            queue, since = TaskQueue(conn), time.monotonic()
+        with connection_info.queue() as queue:
+            verify_for_work(queue.conn)
+            since = time.monotonic()
             if claim is None:
                 # An earlier attempt that still holds tasks was killed: it would have released them otherwise.
                 registered = queue.register(owner, lease or DEFAULT_LEASE, resume=False)
@@ -106,6 +105,10 @@ class DrainSession:
         return SparkJobs.of(self.spark, f"taskq-drain-{self.lease.fence}")
 
     @property
+    def _key(self) -> LeaseKey:
+        return self.lease.name, self.lease.fence
+
+    @property
     def options(self) -> dict[str, str]:
         """The options of the data source that name the held tasks."""
         return {"topic": self.topic, "owner": self.lease.name, "fence": str(self.lease.fence)}
@@ -115,40 +118,32 @@ class DrainSession:
         return DrainLease(self.lease, self.connection_info, self.jobs.cancel, self.since)
 
     def begin_drain(self) -> datetime:
-        """Store that the drain begins, and return the moment from which its failures count."""
-        with self.connection_info.connect() as conn:
-            return TaskQueue(conn).begin_drain(self.lease.name, self.topic, self.lease)
+        """Store that the drain begins, and return the moment from which its failures count.
 
-    def expire_lapsed(self) -> None:
-        """Expire the lapsed leases of other owners of the topic, so that the first claim finds their tasks.
-
-        The registration has just renewed the owner's own lease.
+        Expire the lapsed leases of other owners of the topic, so that the first claim finds their tasks. The
+        registration has just renewed the owner's own lease.
         """
-        with self.connection_info.connect() as conn:
-            TaskQueue(conn).expire(topic=self.topic)
+        with self.connection_info.queue(autocommit=True) as queue:
+            since = queue.begin_drain(self.lease.name, self.topic, self.lease)
+            queue.expire(topic=self.topic)
+        return since
 
     def count_resumed(self) -> int:
         """Return the number of tasks of the topic that the owner held before this registration."""
         if not self.lease.resumed:
             return 0
-        ((count,),) = self.connection_info.fetch_all(
-            "SELECT coalesce(sum(size), 0)::bigint FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, 1)",
-            (self.lease.name, self.lease.fence, self.topic),
-        )
-        return int(count)
+        with self.connection_info.queue() as queue:
+            return sum(each.size for each in queue.held_bounds(self._key, self.topic, 1))
 
     def claim(self, size: int, order: Order) -> int:
         """Claim up to `size` tasks, under a condition whole identifiers in order, and return their number."""
         if self.condition is Condition.NONE:
             return self._claimer(size, order).claim(self.jobs.cores)
         if order is not Order.FIRST_IN_FIRST_OUT:  # the last task of an identifier has to follow all others
-            with self.connection_info.connect(autocommit=True) as conn:
-                return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
-        ((count,),) = self.connection_info.fetch_all(
-            "SELECT taskq.claim_batch(%s::text, %s::text, %s::bigint, %s::int, %s::text)",
-            (self.topic, self.lease.name, self.lease.fence, size, self.condition),
-        )
-        return int(count)
+            with self.connection_info.queue(autocommit=True) as queue:
+                return queue.claim(self.topic, self.lease, size, order, self.condition)
+        with self.connection_info.queue() as queue:
+            return queue.claim_identifiers(self.topic, self.lease, size, self.condition)
 
     def claim_ahead(self, size: int, order: Order) -> ClaimAhead | None:
         """Begin to claim up to `size` tasks of the next round; None if the drain may claim none before that round.
@@ -172,21 +167,15 @@ class DrainSession:
         # if it began before the previous task of the identifier was completed.
         if not self.in_rounds or self.condition is Condition.NONE:
             return False
-        with self.connection_info.connect() as conn:
-            return TaskQueue(conn).has_unclaimed(self.topic, self.condition)
+        with self.connection_info.queue() as queue:
+            return queue.has_unclaimed(self.topic, self.condition)
 
     def open_stage(self) -> tuple[str, datetime, BatchContext]:
-        """Open a stage, which applies the condition to the decisions. Return its ID, the server's time, and the owner.
-
-        In rounds, a task that would come back at once stays held: after a failure within its ttl, which the queue does
-        not record, or a snooze of less than a second.
-        """
-        ((stage, now, fence),) = self.connection_info.fetch_all(
-            "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text, clock_timestamp(),"
-            " taskq.draw_fence(%s::text, %s::bigint)",
-            (self.lease.name, self.lease.fence, self.condition, self.in_rounds, self.lease.name, self.lease.fence),
-        )
-        return str(stage), now, BatchContext(BatchOwner(self.lease.name, fence))
+        """Open a stage of a round. Return its ID, the server's time, and the owner."""
+        with self.connection_info.queue() as queue:
+            stage, now = queue.open_stage(self._key, self.condition, in_rounds=self.in_rounds)
+            fence = queue.draw_fence(self.lease)
+        return stage, now, BatchContext(BatchOwner(self.lease.name, fence))
 
     def run_transform(
         self,
@@ -240,39 +229,29 @@ class DrainSession:
             return max(cores, min(4 * cores, count), math.ceil(count / PARTITION_CALLS))
         return max(cores, math.ceil(count / PARTITION_TASKS))
 
-    def finish_stage(self, stage: str) -> tuple[int, int, dict[Result, int], int]:
-        """Delete the rows of a committed stage, and notify the consumers of its pushes.
-
-        Return the number of decided tasks, the number of pushed tasks, the decided tasks by result, and the number of
-        decisions that the commit dropped.
-        """
-        done, pushed, results, returned = close_stage(self.connection_info, stage)
-        return done, pushed, {Result(number): count for number, count in enumerate(results) if count}, returned
+    def finish_stage(self, stage: str) -> StageReport:
+        """Delete the rows of a committed stage, notify the consumers of its pushes, and return its numbers."""
+        with self.connection_info.queue() as queue:
+            return queue.close_stage(stage)
 
     def defer_held_tasks(self, until: datetime | None) -> None:
         """Exclude the tasks that are still held, without a decision, from the next round.
 
         With `until`, leave out the tasks that were claimed later.
         """
-        statement = "SELECT taskq.defer_held_tasks(%s::text, %s::bigint, %s::timestamptz)"
-        self.connection_info.fetch_all(statement, (self.lease.name, self.lease.fence, until))
+        with self.connection_info.queue() as queue:
+            queue.defer_held(self.lease, until)
 
     def holds_crashed(self) -> bool:
         """Return whether the round has tasks that have had a crash, so that it has only some of them."""
-        with self.connection_info.connect() as conn:
-            return TaskQueue(conn).max_claim(self.lease) is not None
+        with self.connection_info.queue() as queue:
+            return queue.max_claim(self.lease) is not None
 
     def release(self, queue: TaskQueue, *, crashed: bool = False) -> int:
         """Release the held tasks and end the lease, unless the drain continues a claim. Return the number of tasks."""
         if self.claim_fence is None:
             return queue.release(self.lease, crashed=crashed)
-        with translate_errors():
-            row = queue.conn.execute(
-                "SELECT count(*) FROM taskq.held(%s::text, %s::bigint, %s::text)",
-                (self.lease.name, self.lease.fence, self.topic),
-            ).fetchone()
-        count = row[0] if row else 0
-        if count:
+        if count := len(held_sequences(queue.conn, self.lease, self.topic)):
             logger.warning("tasks stay held under the claim: owner=%s tasks=%s", self.lease.name, count)
         return count
 
@@ -292,8 +271,8 @@ class DrainSession:
             with suppress(psycopg.Error, TaskQueueError):  # must not replace the error of the drain
                 if self.claim_fence is None:
                     crashed = _PROCESS_DIED.search(str(error)) is not None
-                    with self.connection_info.connect() as conn:
-                        count = self.release(TaskQueue(conn), crashed=crashed)
+                    with self.connection_info.queue() as queue:
+                        count = self.release(queue, crashed=crashed)
                     logger.info("tasks released after an error: tasks=%s crashed=%s", count, crashed)
             cause = queue_error(error)
             if cause is None or cause is error:

@@ -3,16 +3,17 @@
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any, Self
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import Cursor, TaskQueueError
+from airflow_provider_taskq.queue.jobs import Bounds, TaskRange
+from airflow_provider_taskq.spark.binary_copy import record_batches
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.options import parse_number, parse_options, parse_partitions, require
-from airflow_provider_taskq.spark.readers import SequenceRange, arrow_schema, copy_batches, spark_schema
+from airflow_provider_taskq.spark.readers import SequenceRange, arrow_schema, spark_schema
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
@@ -33,10 +34,6 @@ LOG_SCHEMA = spark_schema(
     " created timestamp"
 )
 _ARROW = arrow_schema(LOG_SCHEMA)
-_COPY = (
-    f"COPY (SELECT {', '.join(_ARROW.names)} FROM taskq.log_slice(%s::text, %s::bigint, %s::bigint))"  # noqa: S608
-    " TO STDOUT (FORMAT binary)"
-)
 Offset = dict[str, Any]
 
 
@@ -95,12 +92,12 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self.options
             cursor: Cursor | None = None
             if options.group:
-                with self.connection_info.connect(autocommit=True) as conn:
-                    cursor = TaskQueue(conn).progress(options.group, options.topic)
+                with self.connection_info.queue() as queue:
+                    cursor = queue.progress(options.group, options.topic)
             if cursor is not None:
                 self.first = cursor.place
             elif options.after == "latest":
-                self.first = self._log_end(0, None)
+                self.first = self._log_end(0)
             else:
                 self.first = 0 if options.after == "earliest" else int(options.after)
         return {"sequence": self.first}
@@ -123,31 +120,33 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
         """Return the end of the log, for the query's progress report."""
-        return {"sequence": self._log_end(0, None)}
+        return {"sequence": self._log_end(0)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Let the stream end at the current end of the log."""
-        self.available_now = self._log_end(0, None)
+        self.available_now = self._log_end(0)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return ranges with equal numbers of tasks."""
         # When a stream restarts from a checkpoint, Spark before 4.2 calls this with an empty range, and before it calls
         # latestOffset, unless the trigger is availableNow. So this offset is the first that such a reader knows.
         self.batch_end = end["sequence"]
-        self._log_end(start["sequence"], None)  # raises if this database has not reached the start of the batch
-        return list(starmap(SequenceRange, self._bounds(start["sequence"], end["sequence"], self.options.partitions)))
+        self._log_end(start["sequence"])  # raises if this database has not reached the start of the batch
+        bounds = self._bounds(start["sequence"], end["sequence"], self.options.partitions)
+        return [SequenceRange(each.low, each.high) for each in bounds]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the tasks of one range in batches of bounded memory, on an executor."""
         if isinstance(partition, SequenceRange):
-            arguments = (self.options.topic, partition.low, partition.high)
-            yield from copy_batches(self.connection_info, _COPY, arguments, _ARROW)
+            range_of_log = (self.options.topic, partition.low, partition.high)
+            with self.connection_info.executor_queue() as queue, queue.log_slice(_ARROW.names, *range_of_log) as copy:
+                yield from record_batches(copy, _ARROW)
 
     def commit(self, end: Offset) -> None:
         """Advance the group's cursor to an offset up to which Spark has processed the stream."""
         if self.options.group is not None:
-            with self.connection_info.connect(autocommit=True) as conn:
-                TaskQueue(conn).advance(self.options.group, self.options.topic, 0, Cursor(end["sequence"]))
+            with self.connection_info.queue() as queue:
+                queue.advance(self.options.group, self.options.topic, 0, Cursor(end["sequence"]))
 
     def _log_end_past_checkpoint(self, after: int) -> int:
         """Wait until the log's end has passed every task that is visible now, and return that end.
@@ -156,9 +155,9 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         visible, so this end does not lie before it, even if other transactions hold back the log's horizon.
         """
         deadline = time.monotonic() + HORIZON_SECONDS
-        end = self._log_end(after, None)
+        end = self._log_end(after)
         visible = self._bounds(end, None, 1)
-        while visible and end < visible[0][1]:
+        while visible and end < visible[0].high:
             if time.monotonic() > deadline:
                 raise TaskQueueError(
                     f"an open transaction has held back the log of topic {self.options.topic!r} for"
@@ -166,18 +165,15 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     " end the transaction that taskq.log_blockers() names"
                 )
             time.sleep(HORIZON_PAUSE)  # no event reports the end of another transaction
-            end = self._log_end(after, None)
+            end = self._log_end(after)
         return end
 
-    def _bounds(self, after: int, end: int | None, parts: int) -> list[Any]:
+    def _bounds(self, after: int, end: int | None, parts: int) -> list[Bounds]:
         """Return the bounds of ranges of nearly equal size, of the tasks after an offset."""
-        statement = (
-            "SELECT low, high FROM taskq.task_bounds(%s::text, %s::bigint, %s::bigint, NULL, NULL, NULL, NULL, %s::int)"
-        )
-        return self.connection_info.fetch_all(statement, (self.options.topic, after + 1, end, parts))
+        with self.connection_info.queue() as queue:
+            return queue.task_bounds(self.options.topic, TaskRange(after + 1, end), parts)
 
-    def _log_end(self, after: int, max_tasks: int | None) -> int:
+    def _log_end(self, after: int, max_tasks: int | None = None) -> int:
         """Return the last sequence of the log after an offset, or the last of the next `max_tasks` tasks."""
-        statement = "SELECT taskq.log_end(%s::text, %s::bigint, %s::bigint)"
-        ((end,),) = self.connection_info.fetch_all(statement, (self.options.topic, after, max_tasks))
-        return int(end)
+        with self.connection_info.queue() as queue:
+            return queue.log_end(self.options.topic, after, max_tasks)

@@ -12,9 +12,10 @@ Each transform is a function from a DataFrame of tasks to a DataFrame of decisio
 import asyncio
 import inspect
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -130,17 +131,27 @@ def as_one_frame(function: FrameFunction) -> "FrameTransform":
     return FrameTransform(HandlerFunction.of(function, _RUNNER, _SUPPLIED, "the tasks"))
 
 
-@dataclass(frozen=True, slots=True)
-class FrameTransform:
-    """A transform that processes all tasks as one DataFrame."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform(ABC):
+    """A function from a DataFrame of tasks to a DataFrame of decisions.
 
-    function: HandlerFunction
+    A drain sets the condition under which it claims, its options, and for each round the batch with the owner.
+    """
+
+    condition: Condition = Condition.NONE
     options: Options = field(default_factory=dict)
     batch: BatchContext = field(default_factory=BatchContext)
 
-    def in_drain(self, condition: Condition, options: Options) -> "FrameTransform":  # noqa: ARG002 -- it orders nothing
-        """Return this transform for tasks that were claimed under a condition, with the options of the drain."""
-        return replace(self, options=options)
+    @abstractmethod
+    def __call__(self, tasks: DataFrame) -> DataFrame:
+        """Return the decisions on these tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTransform(Transform):
+    """A transform that processes all tasks as one DataFrame."""
+
+    function: HandlerFunction
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
@@ -152,16 +163,10 @@ class FrameTransform:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTransform:
+class BatchTransform(Transform):
     """A transform that processes the batches of a partition."""
 
     function: HandlerFunction
-    options: Options = field(default_factory=dict)
-    batch: BatchContext = field(default_factory=BatchContext)
-
-    def in_drain(self, condition: Condition, options: Options) -> "BatchTransform":  # noqa: ARG002 -- it orders nothing
-        """Return this transform for tasks that were claimed under a condition, with the options of the drain."""
-        return replace(self, options=options)
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
@@ -174,7 +179,7 @@ class BatchTransform:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskTransform:
+class TaskTransform(Transform):
     """A transform that processes one task after another.
 
     Under a condition, the tasks of one identifier follow each other. If the decision on one of them blocks its
@@ -182,13 +187,6 @@ class TaskTransform:
     """
 
     function: HandlerFunction
-    options: Options = field(default_factory=dict)
-    batch: BatchContext = field(default_factory=BatchContext)
-    condition: Condition = Condition.NONE
-
-    def in_drain(self, condition: Condition, options: Options) -> "TaskTransform":
-        """Return this transform for tasks that were claimed under a condition, with the options of the drain."""
-        return replace(self, options=options, condition=condition)
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, Task, TaskQueue, connect
-from airflow_provider_taskq.spark.staging import commit_with_retry
+from airflow_provider_taskq.spark.writers import commit_with_retry
 from airflow_provider_taskq.worker import Batch, Timeouts
 from tests.consumer.consumers import NEVER, Heard, quick
 from tests.faults.conftest import MakeWorker, ends

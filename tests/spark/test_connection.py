@@ -73,9 +73,9 @@ def test_a_driver_reads_the_file_of_its_dsn_again_for_each_connection(
     monkeypatch.setenv("TASKQ_DSN_FILE", str(file))
     connection_info: ConnectionInfo = pickle.loads(pickle.dumps(ConnectionInfo.resolve()))  # noqa: S301
     file.write_text(make_conninfo(dsn, application_name="with the next token"))
-    for conn in (connection_info.connect(), connection_info.connect_executor()):
-        with conn:
-            assert conn.info.get_parameters()["application_name"] == "with the next token"
+    for opened in (connection_info.queue(), connection_info.executor_queue()):
+        with opened as queue:
+            assert queue.conn.info.get_parameters()["application_name"] == "with the next token"
     monkeypatch.delenv("TASKQ_DSN_FILE")  # an executor without the file
     assert database(connection_info) == conninfo_to_dict(dsn)["dbname"]
 
@@ -88,9 +88,9 @@ def test_all_hosts_of_a_dsn_reach_executors(dsn: str, monkeypatch: pytest.Monkey
     assert {"host": resolved["host"], "port": resolved["port"]} == several
     assert "hostaddr" not in resolved
     assert resolved["target_session_attrs"] == "read-write"
-    for conn in (connection_info.connect(), connection_info.connect_executor()):
-        with conn:
-            assert conn.info.dbname == parts["dbname"]
+    for opened in (connection_info.queue(), connection_info.executor_queue()):
+        with opened as queue:
+            assert queue.conn.info.dbname == parts["dbname"]
     monkeypatch.setenv("PGHOST", several["host"])
     monkeypatch.setenv("PGPORT", several["port"])
     variables = {name: value for name, value in parts.items() if name not in ("host", "port")}
@@ -104,10 +104,11 @@ def test_all_hosts_of_a_dsn_reach_executors(dsn: str, monkeypatch: pytest.Monkey
 def test_an_executor_with_a_dsn_of_its_own_uses_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere")
     monkeypatch.setenv("TASKQ_DSN", dsn)
-    with elsewhere.connect_executor() as conn:
-        assert conn.info.dbname == conninfo_to_dict(dsn)["dbname"]
-    with pytest.raises(TaskQueueError, match="cannot connect"):
-        ConnectionInfo(elsewhere.conninfo, executors_may_override=False).connect_executor()
+    with elsewhere.executor_queue() as queue:
+        assert queue.conn.info.dbname == conninfo_to_dict(dsn)["dbname"]
+    strict = ConnectionInfo(elsewhere.conninfo, executors_may_override=False)
+    with pytest.raises(TaskQueueError, match="cannot connect"), strict.executor_queue():
+        pass
 
 
 @pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")

@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame
 from airflow_provider_taskq.queue import LeaseLost, TaskQueue, connect
 from airflow_provider_taskq.spark import DrainResult
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.staging import StagedAttempt, task_context
+from airflow_provider_taskq.spark.encoding import Attempt
+from airflow_provider_taskq.spark.staging import task_context
 from airflow_provider_taskq.spark.writers import BatchWriter
 from tests.internals import hold_tasks
 from tests.spark.conftest import Drained, Push, check_decided_once, names, states, wait_until
@@ -75,7 +76,7 @@ def test_an_attempt_that_fails_after_staging_all_rows_decides_no_task_twice(
     drained: Drained, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing(BatchWriter):
-        def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> Attempt:
             attempt = super().write(iterator)
             if task_context().attemptNumber() == 0:
                 raise RuntimeError("the staged rows are committed, and this try has failed")

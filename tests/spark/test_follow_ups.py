@@ -3,7 +3,7 @@
 import json
 import traceback
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
@@ -26,12 +26,13 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.queue.jobs import JobQueue
 from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task
 from airflow_provider_taskq.spark.encoding import Attempt, Copy
 from airflow_provider_taskq.spark.follow_ups import decision_copies
 from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.staging import copy_rows
-from airflow_provider_taskq.spark.writers import Decisions
+from airflow_provider_taskq.spark.writers import decisions
 from airflow_provider_taskq.worker import Batch, Composite
 from tests.roles import logged_in
 from tests.spark.conftest import NUMBER, Connection, Drained, Push, names, open_stage, staged
@@ -65,7 +66,7 @@ def put(conn: Connection, stage: str, attempt: int, rows: list[tuple[int, int, b
 
 def copies(stage: str, attempt: int, decision: dict[str, Any]) -> list[Copy]:
     """Encodes a decision with its follow-ups, as an attempt of part 0 does."""
-    return decision_copies(pa.RecordBatch.from_pylist([decision]), Attempt(UUID(stage), 0, attempt))
+    return decision_copies(pa.RecordBatch.from_pylist([decision]), Attempt(stage, 0, attempt))
 
 
 def complete_stage(conn: Connection, owner: Owner, stage: str, attempt: int, count: int) -> None:
@@ -97,7 +98,7 @@ def test_follow_ups_staged_during_the_commit_are_refused(
     put(conn, stage, 1, [(sequences[0], 3, None)])
     pushed = '[{"topic": "next", "identifier": "late"}]'
     with connect(dsn) as late:
-        copy_rows(late, copies(stage, 2, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed}))
+        copy_rows(JobQueue(late), copies(stage, 2, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed}))
         complete_stage(conn, owner, stage, 1, 1)
         with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
             late.execute("SELECT taskq.check_stage(%s, %s, %s)", (stage, owner.name, owner.fence))
@@ -113,7 +114,7 @@ def test_the_error_of_a_follow_up_that_cannot_be_staged_shows_no_payload(dsn: st
     with connect(dsn) as conn:
         conn.execute("ALTER TABLE taskq.staged_task ADD CHECK (priority > 100)")
         with pytest.raises(TaskQueueError) as error:
-            copy_rows(conn, encoded)
+            copy_rows(JobQueue(conn), encoded)
         conn.rollback()
     cause = error.value.__cause__
     assert isinstance(cause, psycopg.Error)
@@ -131,7 +132,7 @@ def test_the_payload_of_a_follow_up_is_an_object_or_json_text(
 ) -> None:
     stage = open_stage(conn, owner)
     pushed = dump([{**NEW, "payload": payload}])
-    copy_rows(conn, copies(stage, 1, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed}))
+    copy_rows(JobQueue(conn), copies(stage, 1, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed}))
     complete_stage(conn, owner, stage, 1, 1)
     assert [task.payload for task in queue.page("next")] == [{"a": ["b"]}]
 
@@ -170,7 +171,7 @@ def test_a_follow_up_that_cannot_be_staged_is_named_by_its_task(follow_up: dict[
     ],
 )
 def test_the_structs_of_new_tasks_are_checked_before_the_job(push: DataType, words: str) -> None:
-    rows = Decisions(HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete"))
+    rows = decisions(HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete"))
     schema = StructType().add("sequence", "long").add("result", "string")
     with pytest.raises(InvalidTask, match=words):
         rows.check_columns(schema.add("push", ArrayType(push)))

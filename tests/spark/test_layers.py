@@ -1,10 +1,14 @@
 """The imports of each module, checked in an interpreter of its own."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+
+import airflow_provider_taskq
 
 pytestmark = pytest.mark.promise("Executors and clients of Spark Connect need few libraries")
 
@@ -61,6 +65,13 @@ def test_a_missing_extra_is_reported_in_one_line(
     assert done.returncode == 1
     assert f"airflow_provider_taskq.spark needs {absent}" in done.stderr.splitlines()[-1]
     assert done.stderr.strip().endswith("install airflow-provider-taskq with its extra spark")
+
+
+def test_only_the_queue_writes_statements_of_the_engine() -> None:
+    package = Path(airflow_provider_taskq.__file__).parent / "spark"
+    texts = {module.name: module.read_text(encoding="utf-8") for module in package.glob("*.py")}
+    assert len(texts) > 15
+    assert [name for name, text in texts.items() if re.search(r"(SELECT|FROM|COPY)\s+taskq\.", text)] == []
 
 
 def test_the_function_is_found_in_any_order_of_imports(python_environment: Mapping[str, str]) -> None:

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
@@ -17,11 +18,11 @@ from pyspark.sql.types import StructType
 from airflow_provider_taskq.queue import Insertion, InvalidTask, State, TaskQueue, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.encoding import Attempt, check_task_columns, task_copies
+from airflow_provider_taskq.spark.encoding import Attempt, check_task_columns
 from airflow_provider_taskq.spark.options import PushOptions
 from airflow_provider_taskq.spark.session import describe_error, queue_error
-from airflow_provider_taskq.spark.staging import StagedAttempt, stage_rows, task_context
-from airflow_provider_taskq.spark.writers import BatchWriter, NewTasks, commit_stage
+from airflow_provider_taskq.spark.staging import stage_rows, task_context
+from airflow_provider_taskq.spark.writers import BatchWriter, commit_stage, new_tasks
 from tests.internals import age_upkeep, ttls
 from tests.queue.conftest import everything
 from tests.roles import logged_in
@@ -30,7 +31,7 @@ from tests.spark.conftest import Connection, names, staged
 pytestmark = pytest.mark.promise("The rows of a job become tasks once, in order, although Spark repeats its tasks")
 
 
-WORK = NewTasks(PushOptions.parse({"mode": "push", "topic": "work"}))
+WORK = new_tasks(PushOptions.parse({"mode": "push", "topic": "work"}))
 Write = Callable[..., None]
 PushRows = Callable[..., None]
 
@@ -56,12 +57,11 @@ def push_rows(dsn: str) -> PushRows:
         wanted = {"topic": "work", **options}
         given = {name: value for name, value in wanted.items() if value}
         batch = pa.RecordBatch.from_pylist(rows) if isinstance(rows, list) else rows
-        [(stage,)] = info.fetch_all("SELECT taskq.open_stage()::text")
-        writer = BatchWriter(NewTasks(PushOptions.parse({"mode": "push", **given})), stage, info)
+        writer = BatchWriter(new_tasks(PushOptions.parse({"mode": "push", **given})), open_stage(info), info)
         try:
-            count = stage_batch(info, stage, batch)
+            attempt = stage_batch(info, writer.stage, batch)
             for _ in range(2):  # the second time as if the first answer had been lost
-                writer.commit([StagedAttempt(0, 1, count)])
+                writer.commit([attempt])
         except BaseException:
             writer.abort([])
             raise
@@ -69,9 +69,15 @@ def push_rows(dsn: str) -> PushRows:
     return pushed
 
 
-def stage_batch(info: ConnectionInfo, stage: str, batch: pa.RecordBatch) -> int:
+def open_stage(info: ConnectionInfo) -> str:
+    """Opens a stage for a push."""
+    with info.queue() as queue:
+        return queue.open_stage()[0]
+
+
+def stage_batch(info: ConnectionInfo, stage: str, batch: pa.RecordBatch) -> Attempt:
     """Stages one batch as partition 0."""
-    return stage_rows(info, [batch], task_copies, WORK.lease, Attempt(UUID(stage), 0, 1))
+    return stage_rows(info, WORK, [batch], Attempt(stage, 0, 1))
 
 
 def test_rows_become_tasks_in_the_order_of_their_partitions(
@@ -281,7 +287,7 @@ def test_each_row_is_pushed_once_although_spark_repeats_tasks(
     class FailingOnce(BatchWriter):
         """Stages and commits a partition, and fails at the first try of every Spark task."""
 
-        def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> Attempt:
             done = super().write(iterator)
             if task_context().attemptNumber() == 0:
                 raise RuntimeError("this try is lost after its staging was committed")
@@ -295,7 +301,7 @@ def test_each_row_is_pushed_once_although_spark_repeats_tasks(
             return "taskq_twice"
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
-            return FailingOnce.open(NewTasks(PushOptions.parse(self.options)), schema, info)
+            return FailingOnce.open(new_tasks(PushOptions.parse(self.options)), schema, info)
 
     spark.dataSource.register(TryingTwice)
     frame = spark.range(0, 100, 1, 2).selectExpr("string(id) AS identifier")
@@ -320,8 +326,9 @@ def test_a_stream_needs_the_number_of_its_batch(push_rows: PushRows, queue: Task
 
 
 def test_rows_lost_in_a_server_crash_are_detected(dsn: str, queue: TaskQueue) -> None:
+    stage = str(uuid4())
     with pytest.raises(Exception, match="has 0 of the 5 rows that part 0 reported: run the job again"):
-        commit_stage(ConnectionInfo.resolve(dsn), WORK, str(uuid4()), [StagedAttempt(0, 1, 5)])
+        commit_stage(ConnectionInfo.resolve(dsn), WORK, stage, [Attempt(stage, 0, 1, count=5)])
     assert names(queue) == []
 
 
@@ -353,13 +360,14 @@ def test_the_staged_tasks_of_dead_drivers_are_pruned_after_a_day(conn: Connectio
 def test_a_producer_may_push_from_spark_and_read_nothing(conn: Connection, dsn: str, queue: TaskQueue) -> None:
     with logged_in(conn, dsn, "producer") as producer:
         info = ConnectionInfo.resolve(producer)
-        [(stage,)] = info.fetch_all("SELECT taskq.open_stage()::text")
-        attempt = StagedAttempt(0, 1, stage_batch(info, stage, pa.record_batch({"identifier": ["a", "b"]})))
-        commit_stage(info, WORK, stage, [attempt], "a stream", 0)
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            info.fetch_all("SELECT * FROM taskq.staged_task")
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            info.fetch_all("SELECT taskq.log_end('work', 0, 1)")
+        stage = open_stage(info)
+        attempt = stage_batch(info, stage, pa.record_batch({"identifier": ["a", "b"]}))
+        commit_stage(info, replace(WORK, stream="a stream"), stage, [attempt], 0)
+        with info.queue(autocommit=True) as theirs:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                theirs.conn.execute("SELECT * FROM taskq.staged_task")
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                theirs.log_end("work", 0, 1)
     assert names(queue) == ["a", "b"]
 
 

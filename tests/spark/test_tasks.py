@@ -189,7 +189,8 @@ def test_a_reader_may_read_tasks_and_nothing_else(conn: Connection, dsn: str, mi
         assert rows_of(reader(role, "sequence", EqualTo(STATE, "FAILED"))) == [
             {"sequence": number} for number in mixed[:2]
         ]
-        info = ConnectionInfo.resolve(role)
-        assert info.fetch_all("SELECT taskq.log_end('work', 0, 3)") == [(mixed[2],)]
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            info.fetch_all("SELECT taskq.open_stage()")
+        with ConnectionInfo.resolve(role).queue() as queue:
+            assert queue.log_end("work", 0, 3) == mixed[2]
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                queue.open_stage()
+            queue.conn.rollback()

@@ -11,9 +11,8 @@ import pytest
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task
-from airflow_provider_taskq.spark.composite import Transform
 from airflow_provider_taskq.spark.encoding import Attempt, check_decision_columns, encode_decisions
-from airflow_provider_taskq.spark.transforms import decision_row, decisions_batch
+from airflow_provider_taskq.spark.transforms import Transform, decision_row, decisions_batch
 from airflow_provider_taskq.worker import Composite
 from tests.faults.poison import POISON, poison
 from tests.spark.conftest import Drained
@@ -125,7 +124,7 @@ STAGE = bytes(range(16))
 def rows(**columns: Any) -> list[list[bytes | None]]:
     """The fields of each row as they are sent."""
     given = {"sequence": pa.array([7], pa.int64()), "result": pa.array(["SUCCESS"]), **columns}
-    copy = encode_decisions(pa.record_batch(given), Attempt(UUID(bytes=STAGE), 3, 5))
+    copy = encode_decisions(pa.record_batch(given), Attempt(str(UUID(bytes=STAGE)), 3, 5))
     copy.refuse_json()  # what a COPY refuses
     data, place, found = copy.rows.to_pybytes(), 0, []
     while place < len(data):

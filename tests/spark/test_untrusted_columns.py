@@ -15,7 +15,7 @@ from airflow_provider_taskq.spark import by_composite, by_task, in_arrow
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.encoding import check_decision_names
 from airflow_provider_taskq.spark.options import HeldOptions
-from airflow_provider_taskq.spark.writers import BatchWriter, Decisions, StreamWriter
+from airflow_provider_taskq.spark.writers import BatchWriter, StreamWriter, decisions
 from tests.spark.conftest import Drained, states
 from tests.worker.orders import orders
 
@@ -58,7 +58,7 @@ def columns(name: str) -> tuple[str, str, str]:
 def test_decisions_have_no_internal_column(name: str) -> None:
     with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}, continued, push"):
         check_decision_names(["sequence", "result", name])
-    rows = Decisions(HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete"))
+    rows = decisions(HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete"))
     schema = StructType().add("sequence", "long").add("result", "string").add(name, "binary")
     for writer in (BatchWriter, StreamWriter):
         with pytest.raises(InvalidTask, match=f"unknown column '{name.lower()}' in the decisions: {ALLOWED}"):

@@ -12,7 +12,7 @@ from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.options import PushOptions
 from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL
-from airflow_provider_taskq.spark.writers import NewTasks, StreamWriter
+from airflow_provider_taskq.spark.writers import StreamWriter, new_tasks
 from tests.internals import stream_batches
 from tests.spark.conftest import Connection, Held, Push, names, staged, states
 
@@ -124,7 +124,7 @@ def test_a_stream_numbers_its_batches_itself(dsn: str) -> None:
     options = PushOptions.parse({"mode": "push", "topic": "work", "stream": "s", "batch": "1"})
     schema = StructType([StructField("identifier", StringType())])
     with pytest.raises(TaskQueueError, match="writeStream numbers its batches"):
-        StreamWriter.open(NewTasks(options), schema, ConnectionInfo.resolve(dsn))
+        StreamWriter.open(new_tasks(options), schema, ConnectionInfo.resolve(dsn))
 
 
 def begin(conn: Connection, stream: str, batch: int, query: str | None = None) -> bool:

@@ -80,7 +80,7 @@ def test_a_batch_of_a_partition_has_at_most_the_given_size_and_keeps_the_conditi
     given: tuple[str, ...], condition: Condition, size: int, arrow: int, batches: list[list[int]] | None
 ) -> None:
     noting = Noting()
-    transform = CompositeTransform(Composite("noting").with_batch(noting), size).in_drain(condition, {})
+    transform = CompositeTransform(Composite("noting").with_batch(noting), size, condition=condition)
     rows = decided(transform, *given, batch=arrow)
     made = [row["sequence"] for row in rows if row["delay"] is None]
     blocked = {row["sequence"] for row in rows if row["delay"] == 0}  # the commit drops and counts these
