@@ -1,7 +1,7 @@
 """Checks the columns of decisions and new tasks in a DataFrame, and encodes their rows for a binary COPY."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from uuid import UUID
@@ -26,12 +26,12 @@ _DURATION = (*_WHOLE, "double", "float", "interval day to second")
 _DECISION_TYPES = {
     "sequence": ("bigint", "int"),
     "result": (*_WHOLE, "string"),
-    "message": ("string", "void"),
-    "error": ("string", "void"),
-    "delay": (*_DURATION, "void"),
-    "continued": ("boolean", "void"),
-    "push": ("string", "array", "void"),
-    "junctions": ("string", "array", "void"),
+    "message": ("string",),
+    "error": ("string",),
+    "delay": _DURATION,
+    "continued": ("boolean",),
+    "push": ("string", "array"),
+    "junctions": ("string", "array"),
 }
 _TASK_TYPES = {
     "identifier": ("string",),
@@ -79,22 +79,31 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def check_decision_columns(columns: Mapping[str, str]) -> None:
-    """Check that these columns (name to Spark type) can be decisions. Raises InvalidTask."""
-    check_decision_names(columns)
+    """Check that these columns (name to Spark type, or to an empty text) can be decisions. Raises InvalidTask."""
+    _check_columns(columns, "decisions", _DECISION_TYPES, ("sequence", "result"))
+
+
+def check_task_columns(columns: Mapping[str, str], topic: str | None) -> None:
+    """Check that these columns (name to Spark type) can be new tasks. Raises InvalidTask."""
+    _check_columns(columns, "new tasks", _TASK_TYPES, ("identifier",))
+    if ("topic" in columns) == (topic is not None):
+        raise InvalidTask("name the topic of the new tasks either by the option topic or by a column topic")
+    if "interval " in columns.get("payload", ""):
+        raise InvalidTask("the payload holds an interval, which is not JSON: convert the column with to_json")
+
+
+def _check_columns(
+    columns: Mapping[str, str], rows: str, types: Mapping[str, Sequence[str]], required: Sequence[str]
+) -> None:
     for name, kind in columns.items():
-        if kind.partition("<")[0] not in _DECISION_TYPES[name]:
-            raise InvalidTask(f"column {name} of the decisions is {kind}, not {' or '.join(_DECISION_TYPES[name])}")
-
-
-def check_decision_names(names: Iterable[str]) -> None:
-    """Check that these are names of columns of decisions, and none is missing. Raises InvalidTask."""
-    found = list(names)
-    for name in found:
-        if name not in _DECISION_TYPES:
-            raise InvalidTask(f"unknown column {name!r} in the decisions: use {', '.join(_DECISION_TYPES)}")
-    for name in ("sequence", "result"):
-        if name not in found:
-            raise InvalidTask(f"decisions need a column {name}: these have {', '.join(found) or 'none'}")
+        if name not in types:
+            raise InvalidTask(f"unknown column {name!r} in the {rows}: use {', '.join(types)}")
+        allowed = ("", *types[name], *([] if name in required else ["void"]))
+        if kind.partition("<")[0] not in allowed:
+            raise InvalidTask(f"column {name} of the {rows} is {kind}, not {' or '.join(types[name])}")
+    for name in required:
+        if name not in columns:
+            raise InvalidTask(f"{rows} need a column {name}: these have {', '.join(columns) or 'none'}")
 
 
 @dataclass(slots=True)
@@ -200,21 +209,6 @@ def _delays(delays: pa.Array, results: pa.Array, sequences: pa.Array) -> pa.Arra
 def _is_negative(delays: pa.Array) -> pa.Array:
     numbers = delays.cast(pa.int64()) if kinds.is_duration(delays.type) else delays
     return pc.fill_null(pc.less(numbers, 0), False)
-
-
-def check_task_columns(columns: Mapping[str, str], topic: str | None) -> None:
-    """Check that these columns (name to Spark type) can be new tasks. Raises InvalidTask."""
-    for name, kind in columns.items():
-        if name not in _TASK_TYPES:
-            raise InvalidTask(f"unknown column {name!r} in the new tasks: use {', '.join(_TASK_TYPES)}")
-        if kind != "void" and kind.partition("<")[0] not in _TASK_TYPES[name]:
-            raise InvalidTask(f"column {name} of the new tasks is {kind}, not {' or '.join(_TASK_TYPES[name])}")
-    if "identifier" not in columns:
-        raise InvalidTask(f"new tasks need a column identifier: these have {', '.join(columns) or 'none'}")
-    if ("topic" in columns) == (topic is not None):
-        raise InvalidTask("name the topic of the new tasks either by the option topic or by a column topic")
-    if "interval " in columns.get("payload", ""):
-        raise InvalidTask("the payload holds an interval, which is not JSON: convert the column with to_json")
 
 
 def task_copies(batch: pa.RecordBatch, attempt: Attempt) -> list[Copy]:

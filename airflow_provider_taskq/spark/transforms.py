@@ -37,7 +37,7 @@ from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from airflow_provider_taskq.queue.errors import trace_text
 from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.spark.columns import json_of, plain_batch
-from airflow_provider_taskq.spark.encoding import RESULT_NAMES, check_decision_names
+from airflow_provider_taskq.spark.encoding import RESULT_NAMES, check_decision_columns
 from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.readers import arrow_schema, spark_schema
 from airflow_provider_taskq.worker.batches import BatchContext
@@ -303,7 +303,7 @@ def decisions_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     if not isinstance(batch, pa.RecordBatch):
         raise InvalidTask(f"the function yielded a {type(batch).__name__}, not a batch of decisions")
     batch = plain_batch(batch)
-    check_decision_names(batch.schema.names)
+    check_decision_columns(dict.fromkeys(batch.schema.names, ""))
     columns = [_decision_column(batch, field) for field in DECISION_ARROW_SCHEMA]
     return pa.record_batch(columns, schema=DECISION_ARROW_SCHEMA)
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from airflow_provider_taskq.queue import InvalidTask, NewTask, Task, TaskQueue
 from airflow_provider_taskq.spark import by_composite, by_task, in_arrow
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.encoding import check_decision_names
+from airflow_provider_taskq.spark.encoding import check_decision_columns
 from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.writers import BatchWriter, StreamWriter, decisions
 from tests.spark.conftest import Drained, states
@@ -57,7 +57,7 @@ def columns(name: str) -> tuple[str, str, str]:
 @pytest.mark.parametrize("name", INTERNAL)
 def test_decisions_have_no_internal_column(name: str) -> None:
     with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}, continued, push"):
-        check_decision_names(["sequence", "result", name])
+        check_decision_columns(dict.fromkeys(["sequence", "result", name], ""))
     rows = decisions(HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete"))
     schema = StructType().add("sequence", "long").add("result", "string").add(name, "binary")
     for writer in (BatchWriter, StreamWriter):

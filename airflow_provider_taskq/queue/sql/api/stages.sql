@@ -97,11 +97,10 @@ the stage was committed or abandoned, and TQ005 if the owner has no lease under 
 CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM taskq_internal.check_stage_access(p_stage);
-    RETURN coalesce((SELECT completed FROM taskq_internal.stage WHERE stage = p_stage),
-                    (SELECT count(*) FROM taskq.staged WHERE stage = p_stage));
+    RETURN (SELECT count(*) FROM taskq.staged WHERE stage = p_stage);
 END $$;
 COMMENT ON FUNCTION taskq.count_staged IS
-'Returns how many decisions a stage has so far, or how many tasks it completed if it is committed.';
+'Returns how many decisions a stage has so far.';
 
 CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$

@@ -28,11 +28,11 @@ FROM (VALUES
       prune_stages expire maintain advance acquire_partition read_partition advance_partition release_partition
       record_handling_times begin_drain end_drain'),
     ('consumer reader', true,
-     'owner owners ready topic_status watch_tasks task events log_end log_bounds log_slice progress
-      is_worker_active find_drain count_ended_by find_failed_by'),
+     'owner owners ready topic_status watch_tasks task events log_end task_bounds log_slice progress
+      is_worker_active find_drain count_ended_by'),
     ('consumer', false, 'lock unlock set_worker_active'),
     ('reader', true,
-     'timeline explain latest page count task_bounds task_slice newest format_duration state_name statistics
+     'timeline explain latest page count task_slice newest format_duration state_name statistics
       error_groups browse_holders browse_ticks browse_tasks find_tasks find_claimed
       dependencies browse_topics'),
     ('reader', false,
