@@ -13,12 +13,15 @@ for an unknown topic.';
 CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+    v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
+    v_sequences bigint[];
 BEGIN
-    RETURN QUERY
-    SELECT i.* FROM (SELECT DISTINCT u.identifier FROM unnest(p_identifiers) AS u (identifier)) d
-    CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.identifier = d.identifier
-                        ORDER BY v.sequence DESC LIMIT 1) i;
+    v_sequences := ARRAY(
+        SELECT n.sequence FROM (SELECT DISTINCT u.identifier FROM unnest(p_identifiers) AS u (identifier)) d
+        CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
+                            WHERE t.identifier = d.identifier AND t.topic_id = v_topic_id
+                            ORDER BY t.sequence DESC LIMIT 1) n);
+    RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = ANY (v_sequences);
 END $$;
 COMMENT ON FUNCTION taskq.latest IS
 'Returns the task with the highest sequence of each identifier. An identifier without tasks has no row. Raises TQ001 for
