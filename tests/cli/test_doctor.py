@@ -298,7 +298,8 @@ class TestDatabase:
         self, doctor: Doctor, carry_out: CarryOut, queue: TaskQueue
     ) -> None:
         assert doctor()["upkeep"]["severity"] == "FINE"
-        queue.register("owner")  # whose lease the upkeep has to take back
+        queue.push("work", ["a"])
+        assert queue.poll("work", queue.register("owner"))  # the upkeep takes it back when the lease lapses
         make_upkeep_due(queue.conn, timedelta(hours=2))
         found = doctor(code=1)["upkeep"]
         assert found["detail"].startswith("no program has called taskq.maintain() for 2 h: the tasks of owners")
