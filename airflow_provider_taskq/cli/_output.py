@@ -116,9 +116,9 @@ def _print(on: Console, parts: Iterable[RenderableType]) -> None:
         on.print(sanitize(part, lines=True) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
 
 
-def json_text(document: object, *, lines: bool = True) -> str:
-    """Format a document as JSON, indented or on one line."""
-    return json.dumps(document, default=_json_value, ensure_ascii=True, indent=2 if lines else None)
+def json_text(document: object) -> str:
+    """Format a document as JSON."""
+    return json.dumps(document, default=_json_value, ensure_ascii=True, indent=2)
 
 
 def _json_value(value: object) -> Any:

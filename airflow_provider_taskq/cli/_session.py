@@ -55,16 +55,6 @@ class Session:
             if dry_run:
                 conn.rollback()
 
-    @contextmanager
-    def read_only_calls(self) -> Iterator[TaskQueue]:
-        """Yield a queue that changes nothing, and on which each call is a transaction of its own."""
-        from airflow_provider_taskq.queue import TaskQueue
-
-        with self.connection() as conn:
-            self.role = conn.info.user
-            conn.autocommit = conn.read_only = True
-            yield TaskQueue(conn)
-
     def notify(self, *topics: str) -> None:
         """Wake the workers of topics. Call this method after the commit, so that the workers see the change."""
         with self.transaction() as queue:

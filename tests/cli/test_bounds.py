@@ -82,7 +82,6 @@ def test_ls_lists_rows_with_moments_out_of_range(run: Run, queue: TaskQueue, val
     for words in (
         *(("owners",), ("owners", "show", "owner"), ("topics",), ("ls", "retries"), ("stats",), ("ticks",)),
         *(("show", "retries", world.held), ("show", "retries", world.failed), ("why", "retries", world.waiting)),
-        ("watch", "--looks", "1"),
     ):
         run(*words)
         run(*words, "--json")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -55,10 +55,10 @@ class Terminal:
         )
         os.close(theirs)
 
-    def read_until(self, text: str, times: int = 1) -> None:
-        """Reads until the text was shown `times` times."""
+    def read_until(self, text: str) -> None:
+        """Reads until the text was shown."""
         deadline = time.monotonic() + 200
-        while self.shown.count(text) < times:
+        while text not in self.shown:
             assert time.monotonic() < deadline, f"not shown: {text}\n{self.shown}"
             self._read()
 
@@ -66,10 +66,8 @@ class Terminal:
         """Types a text."""
         os.write(self._ours, text.encode())
 
-    def end(self, number: int | None = None) -> int:
-        """Sends a signal, if one is given, reads the rest of the output, and returns the exit code."""
-        if number is not None:
-            self.process.send_signal(number)
+    def end(self) -> int:
+        """Reads the rest of the output, and returns the exit code."""
         deadline = time.monotonic() + 200
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.shown
@@ -97,56 +95,15 @@ class Terminal:
         return bool(read)
 
 
-OnTerminal = Callable[..., Terminal]
-
-
-@pytest.fixture
-def on_terminal(environment: dict[str, str]) -> Iterator[OnTerminal]:
-    """Starts `taskq` with arguments on a terminal."""
-    started: list[Terminal] = []
-
-    def start(*words: str) -> Terminal:
-        started.append(Terminal(list(words), environment))
-        return started[-1]
-
-    yield start
-    for terminal in started:
-        terminal.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_watch_is_live_and_restores_the_terminal(queue: TaskQueue, on_terminal: OnTerminal, number: int) -> None:
-    terminal = on_terminal("watch", "--interval", "0.1s")
-    terminal.read_until("work", times=2)
-    queue.push("work", [f"task-{count}" for count in range(777)])
-    terminal.read_until("777")
-    assert terminal.end(number) == 0
-    assert "Traceback" not in terminal.shown
-    assert terminal.shown.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
-
-
-def test_watch_reconnects_after_a_lost_connection(queue: TaskQueue, on_terminal: OnTerminal) -> None:
-    terminal = on_terminal("watch", "--interval", "0.1s")
-    terminal.read_until("work")
-    queue.conn.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE application_name = 'taskq' AND datname = current_database()"
-    )
-    terminal.read_until("No answer, trying again: terminating connection")
-    queue.create_topic("seen afterwards")
-    terminal.read_until("seen afterwards")
-    assert terminal.end(signal.SIGINT) == 0
-
-
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, []), ("n\n", 1, [State.READY])])
 def test_a_terminal_prompts_for_a_confirmation(
-    queue: TaskQueue, on_terminal: OnTerminal, answer: str, code: int, left: list[State]
+    queue: TaskQueue, environment: dict[str, str], answer: str, code: int, left: list[State]
 ) -> None:
     queue.push("work", ["a"])
-    terminal = on_terminal("purge", "work", "--all")
-    terminal.read_until("This purges 1 task of work for good. Go on? [y/N]:")
-    terminal.type(answer)
-    assert terminal.end() == code
+    with closing(Terminal(["purge", "work", "--all"], environment)) as terminal:
+        terminal.read_until("This purges 1 task of work for good. Go on? [y/N]:")
+        terminal.type(answer)
+        assert terminal.end() == code
     assert [state for _, state in states(queue)] == left
 
 

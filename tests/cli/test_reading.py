@@ -1,6 +1,5 @@
 """Commands that read, as text and as JSON."""
 
-import json
 import shlex
 from collections.abc import Callable
 from datetime import timedelta
@@ -261,7 +260,6 @@ def test_commands_print_control_characters_as_escapes(run: Run, queue: TaskQueue
         lambda: run("show", "work", task.sequence, "--payload").output,
         lambda: run("why", "work", task.sequence).output,
         lambda: run("topics").output,
-        lambda: run("watch", "--looks", 1).output,
         lambda: run("show", "work", "-i", f"{HOSTILE}2", code=1).output,
         lambda: run("ls", f"{HOSTILE}2", code=1).output,
         lambda: run("topics", "drop", HOSTILE, "--dry-run").output,
@@ -286,18 +284,6 @@ def test_a_narrow_terminal_drops_columns_and_only_a_terminal_gets_colors(
     for name, value, colored in (("TERM", "xterm", False), ("FORCE_COLOR", "1", True), ("NO_COLOR", "1", False)):
         monkeypatch.setenv(name, value)  # FORCE_COLOR as a terminal sets it
         assert ("\x1b[31m" in run("ls", "work").stdout) == colored
-
-
-@pytest.mark.usefixtures("busy")
-def test_watch_ends_after_the_given_number_of_snapshots(run: Run) -> None:
-    plain = run("watch", "--looks", 2, "--interval", "0.1s").stdout
-    assert plain.count("quiet (paused)") == 2
-    documents = [
-        json.loads(line) for line in run("watch", "--looks", 2, "--interval", "0.1s", "--json").stdout.splitlines()
-    ]
-    assert [len(document["topics"]) for document in documents] == [2, 2]
-    assert documents[0]["as_of"] < documents[1]["as_of"]
-    assert documents[0]["topics"][1]["minute"]["failed"] == 1
 
 
 def test_errors_groups_failures_and_names_the_command_that_retries_a_group(
