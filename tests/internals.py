@@ -151,9 +151,7 @@ _TIMES_OF_TASKS = {
 def age_tasks(conn: psycopg.Connection, by: timedelta, sequences: Sequence[int] | None = None) -> None:
     """Lets time pass for tasks, by moving their stored times back; without sequences, for all tasks and probes."""
     if sequences is None:
-        _move_back(
-            conn, by, _TIMES_OF_TASKS | _TIMES_OF_FRONTS | {"probe_result": ("failed_at",), "handling": ("hour",)}
-        )
+        _move_back(conn, by, _TIMES_OF_TASKS | _TIMES_OF_FRONTS | {"probe_result": ("failed_at",)})
         return
     chosen = f"WHERE sequence IN ({', '.join(map(str, sequences))})"
     _move_back(conn, by, _TIMES_OF_TASKS, chosen)

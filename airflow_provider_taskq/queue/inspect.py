@@ -335,30 +335,15 @@ class InspectMixin(FunctionCaller):
         call = "SELECT topic, clock_timestamp() - since FROM taskq.oldest_due()"
         return dict(self._rows(call))
 
-    def statistics(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[Row]:
+    def statistics(
+        self, within: DurationLike = _HOUR, topic: str | None = None, *, run_time: bool = False
+    ) -> list[Row]:
         """Return counts, retries and durations of the tasks that ended lately, of each topic that has any.
 
-        The durations are seconds from when the last attempt was due to the end: the wait for a worker and the work.
+        :param run_time: whether the durations, in seconds, are those from the poll of the last attempt to its end.
+            Otherwise they begin when the attempt was due: the wait for a worker and the work.
         """
-        return self._report("statistics(%s::interval, %s::text)", within, topic)
-
-    def record_handling_times(self, topic: str, seconds: Sequence[float]) -> None:
-        """Add handling times of tasks, in seconds, to the statistics.
-
-        Call this method in a transaction of its own, because two calls for a topic wait for each other.
-
-        :raises UnknownTopic: if there is no topic of that name.
-        """
-        self._rows(
-            "SELECT taskq.record_handling_times(%s::text, %b::float8[])", (topic, [float(each) for each in seconds])
-        )
-
-    def handling_times(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[Row]:
-        """Return the recorded handling times of each topic that has any. The percentiles are exact to 5 %.
-
-        :param within: how far to look back; the clock hour in which this time begins counts as a whole.
-        """
-        return self._report("handling_times(%s::interval, %s::text)", within, topic)
+        return self._report("statistics(%s::interval, %s::text, %s::boolean)", within, topic, run_time)
 
     def error_groups(self, topic: str, size: int = 100, *, budget: int = 10_000) -> list[Row]:
         """Return up to `size` groups of a topic's failed tasks with the same error, the largest first.

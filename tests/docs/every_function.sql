@@ -106,8 +106,6 @@ SELECT * FROM taskq.topic_status(ARRAY['orders'], ARRAY['NONE'], 1000);
 SELECT * FROM taskq.error_groups('orders');
 SELECT * FROM taskq.statistics('1 hour');
 SELECT * FROM taskq.throughput('1 hour', 4);
-SELECT taskq.record_handling_times('orders', ARRAY[0.5, 1.5]);
-SELECT * FROM taskq.handling_times('1 hour');
 SELECT * FROM taskq.health();
 SELECT * FROM taskq.browse_topics('or', false, NULL, 10, 1000);
 SELECT * FROM taskq.browse_tasks('orders', ARRAY[1], 100);

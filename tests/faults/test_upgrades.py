@@ -181,7 +181,6 @@ def used(dsn: str) -> Iterator[TaskQueue]:
         assert (owner.fence, held.sequence, queue.page("work")[0].state) == (1, 1, State.ACTIVE)
         queue.push("work", [NewTask("next", depends_on=[("work", "d")]), NewTask("waiting", suspended=True)])
         queue.install_ticks("work", "hourly", "hash", [(datetime.now(UTC) + LEASE, None)])
-        queue.record_handling_times("work", [0.5])
         queue.lock("taken", "me", LEASE)
         queue.begin_drain("drain", "work", owner)
         queue.deactivate_worker("worker")
@@ -227,7 +226,6 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "forget_worker": lambda: queue.forget_worker("worker"),
         "grant_access": lambda: queue.grant_access("pg_monitor", "reader"),
         "grants": queue.grants,
-        "handling_times": queue.handling_times,
         "is_worker_active": lambda: queue.is_worker_active("worker"),
         "json_encoder": lambda: queue.json_encoder()({"total": 12}),
         "last_tick": lambda: queue.last_tick("work", "hourly", "hash"),
@@ -242,7 +240,6 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "purge_past_ttl": lambda: queue.purge_past_ttl("work"),
         "purge_sequences": lambda: queue.purge_sequences("work", [3], [State.FAILED]),
         "read_partition": lambda: queue.read_partition(LEASED),
-        "record_handling_times": lambda: queue.record_handling_times("work", [0.5]),
         "release_partition": lambda: queue.release_partition(LEASED),
         "revoke_access": lambda: queue.revoke_access("pg_monitor"),
         "search_tasks": lambda: queue.search_tasks("a"),

@@ -204,7 +204,6 @@ def make_world(queue: TaskQueue) -> World:
     queue.advance("readers", "work", 0, Cursor(1))
     queue.release_groups_once("wait", "retries", [["failed"]])
     queue.activate_worker("worker")
-    queue.record_handling_times("work", [1.0])
     with queue.conn.transaction():
         queue.set_actor("tester")
         queue.record_action("push", "work", "two tasks", 2)
@@ -219,7 +218,7 @@ def look(queue: TaskQueue) -> None:
     for listing in (
         *(queue.owners, queue.browse_locks, queue.partition_states, queue.workers, queue.health),
         *(queue.browse_topics, queue.audit_trail, queue.results, queue.count),
-        *(queue.statistics, queue.handling_times),
+        queue.statistics,
     ):
         listing()
     queue.owners(TEN_YEARS)

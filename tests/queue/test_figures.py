@@ -11,7 +11,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TopicPolicy,
 )
-from tests.internals import age_tasks, space_ends
+from tests.internals import space_ends
 from tests.queue.conftest import pass_time
 
 pytestmark = pytest.mark.promise("Health names each problem of the queue, and the session that causes it")
@@ -32,34 +32,18 @@ def test_retry_statistics_count_tasks_attempts_and_their_share(queue: TaskQueue,
     assert (ends.retried, ends.retries) == (2, 3)
 
 
-def test_statistics_have_the_seconds_from_due_to_end(queue: TaskQueue, owner: Owner) -> None:
+def test_statistics_have_the_seconds_from_due_to_end_and_from_poll_to_end(queue: TaskQueue, owner: Owner) -> None:
     tasks = queue.push("work", [f"id-{n}" for n in range(100)])
     queue.poll("work", owner, 100)
     queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
-    space_ends(queue.conn, waited=f"make_interval(secs => sequence - {tasks[0].sequence - 1})")
+    space_ends(queue.conn, waited=f"make_interval(secs => sequence - {tasks[0].sequence - 1})", ran="'2 s'")
     [ends] = queue.statistics(topic="work")
     took = [round(each, 2) for each in (ends.shortest, ends.mean, ends.longest)]
-    assert took == [1, 50.5, 100]
+    assert took == [3, 52.5, 102]
     percentiles = (ends.p50, ends.p90, ends.p95, ends.p99)
-    assert [round(each, 2) for each in percentiles] == [50.5, 90.1, 95.05, 99.01]
+    assert [round(each, 2) for each in percentiles] == [52.5, 92.1, 97.05, 101.01]
+    [ran] = queue.statistics(topic="work", run_time=True)
+    assert (ran.ended, ran.shortest, ran.mean, ran.longest, ran.p99) == (100, 2, 2, 2, 2)
     pass_time(queue, 2 * HOUR)
     assert queue.statistics() == []
     assert len(queue.statistics(3 * HOUR)) == 1
-
-
-def test_handling_times_are_recorded_by_handlers_and_reported_by_hour(queue: TaskQueue) -> None:
-    assert queue.handling_times() == []
-    queue.record_handling_times("work", [n / 100 for n in range(1, 51)])
-    queue.record_handling_times("work", [n / 100 for n in range(51, 101)])
-    [times] = queue.handling_times(topic="work")
-    assert times.count == 100
-    assert (times.shortest, round(times.mean, 4), times.longest) == (0.01, 0.505, 1)
-    percentiles = (times.p50, times.p90, times.p95, times.p99)
-    for percentile, expected in zip(percentiles, (0.5, 0.9, 0.95, 0.99), strict=True):
-        assert expected <= percentile <= expected * 1.05
-    age_tasks(queue.conn, 3 * HOUR)
-    assert queue.handling_times() == []
-    assert queue.handling_times(6 * HOUR)[0].count == 100
-    age_tasks(queue.conn, timedelta(days=8))
-    queue.record_handling_times("work", [1.0])
-    assert queue.handling_times(timedelta(days=30))[0].count == 1, "times older than 8 days are deleted"

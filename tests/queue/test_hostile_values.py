@@ -486,7 +486,6 @@ COMPARING: dict[str, Callable[[World, Any], object]] = {
     "purge_group_releases": lambda w, d: w.queue.purge_group_releases(d),
     "expire": lambda w, d: w.queue.expire(d),
     "statistics": lambda w, d: w.queue.statistics(d),
-    "handling_times": lambda w, d: w.queue.handling_times(d),
     "throughput": lambda w, d: w.queue.throughput(d, 1),
     "health": lambda w, d: w.queue.health(d),
     "ticks_every": lambda _, d: ticks_every(d, NEW_YEAR),

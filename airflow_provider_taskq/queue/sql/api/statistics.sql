@@ -1,6 +1,6 @@
--- Statistics of topics: how many tasks ended, how long they ran, and their errors.
+-- Statistics of topics: how many tasks ended, how long they took, and their errors.
 
-CREATE FUNCTION taskq.statistics(p_within interval, p_topic text DEFAULT NULL)
+CREATE FUNCTION taskq.statistics(p_within interval, p_topic text DEFAULT NULL, p_run_time boolean DEFAULT false)
 RETURNS TABLE (topic text, ended bigint, succeeded bigint, failed bigint, retried bigint, retries bigint,
                shortest float8, mean float8, longest float8, p50 float8, p90 float8, p95 float8, p99 float8)
 LANGUAGE plpgsql STABLE AS $$
@@ -23,8 +23,8 @@ BEGIN
                  percentile_cont(ARRAY[0.5, 0.9, 0.95, 0.99]) WITHIN GROUP (ORDER BY d.seconds) AS p
           FROM taskq_internal.ended e
           CROSS JOIN LATERAL (
-              SELECT greatest(0, extract(epoch FROM taskq_internal.clamp_moment(e.completed)
-                                         - taskq_internal.clamp_moment(e.available_at)))::float8 AS seconds) d
+              SELECT extract(epoch FROM taskq_internal.run_time(
+                  CASE WHEN p_run_time THEN e.polled ELSE e.available_at END, e.completed))::float8 AS seconds) d
           WHERE e.completed >= v_since AND e.state BETWEEN :FAILED AND :SUCCEEDED
               AND (v_topic_id IS NULL OR e.topic_id = v_topic_id)
           GROUP BY e.topic_id) s
@@ -33,59 +33,8 @@ END $$;
 COMMENT ON FUNCTION taskq.statistics IS
 'Returns statistics of the tasks that ended within p_within, by topic. With p_topic NULL it returns all topics. Each row
 has the number of tasks that ended, succeeded, failed and were retried. It also has the seconds from the due time of the
-last attempt to its end: shortest, mean, longest and percentiles. The cost grows with the number of tasks that ended
-within p_within. Raises TQ001 for an unknown topic.';
-
-CREATE FUNCTION taskq.record_handling_times(p_topic text, p_seconds float8[]) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_hour     timestamptz := date_trunc('hour', clock_timestamp(), 'UTC');
-BEGIN
-    -- Each new row locks the topic's row through its foreign key, and would wait for a drop of the topic.
-    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    INSERT INTO taskq_internal.handling AS h (topic_id, hour, bucket, count, total, shortest, longest)
-    SELECT v_topic_id, v_hour, taskq_internal.handling_bucket(u.seconds), count(*), sum(u.seconds), min(u.seconds),
-        max(u.seconds)
-    FROM unnest(p_seconds) AS u (seconds) WHERE u.seconds >= 0 AND u.seconds < 1e9
-    GROUP BY taskq_internal.handling_bucket(u.seconds) ORDER BY 3
-    ON CONFLICT (topic_id, hour, bucket) DO UPDATE SET count = h.count + excluded.count,
-        total = h.total + excluded.total,
-        shortest = least(h.shortest, excluded.shortest), longest = greatest(h.longest, excluded.longest);
-    DELETE FROM taskq_internal.handling h WHERE h.topic_id = v_topic_id AND h.hour < v_hour - interval '8 days';
-END $$;
-COMMENT ON FUNCTION taskq.record_handling_times IS
-'Stores handling times of a topic: one number of seconds for each task. The queue keeps them for 8 days, by hour, in
-buckets of 5 %. Call it in a transaction of its own, because two calls for a topic wait for each other. Raises TQ001 for
-an unknown topic.';
-
-CREATE FUNCTION taskq.handling_times(p_within interval, p_topic text DEFAULT NULL)
-RETURNS TABLE (topic text, count bigint, shortest float8, mean float8, longest float8, p50 float8, p90 float8,
-               p95 float8, p99 float8)
-LANGUAGE sql STABLE AS $$
-    WITH bucket AS (
-        SELECT h.topic_id, h.bucket, sum(h.count)::bigint AS count, sum(h.total) AS total, min(h.shortest) AS shortest,
-            max(h.longest) AS longest
-        FROM taskq_internal.handling h
-        WHERE h.hour >= date_trunc('hour', clock_timestamp() - taskq_internal.clamp_age(p_within), 'UTC')
-          AND (p_topic IS NULL OR h.topic_id = (taskq_internal.find_topic(p_topic)).topic_id)
-        GROUP BY h.topic_id, h.bucket
-    ), summed AS (
-        SELECT b.*, sum(b.count) OVER (PARTITION BY b.topic_id ORDER BY b.bucket) AS upto,
-            sum(b.count) OVER (PARTITION BY b.topic_id) AS every
-        FROM bucket b)
-    SELECT p.name, max(s.every)::bigint, min(s.shortest), sum(s.total) / max(s.every), max(s.longest),
-           min(s.longest) FILTER (WHERE s.upto >= 0.5 * s.every), min(s.longest) FILTER (WHERE s.upto >= 0.9 * s.every),
-           min(s.longest) FILTER (WHERE s.upto >= 0.95 * s.every),
-               min(s.longest) FILTER (WHERE s.upto >= 0.99 * s.every)
-    FROM summed s JOIN taskq_internal.topic p ON p.topic_id = s.topic_id GROUP BY p.name ORDER BY p.name
-$$;
-COMMENT ON FUNCTION taskq.handling_times IS
-'Returns handling times of the hours of p_within, by topic: the number of tasks, and their seconds. With p_topic NULL it
-returns all topics. The shortest, mean and longest times are exact. The percentiles are exact to 5 %. Raises TQ001 for
-an unknown topic.';
+last attempt to its end, or with p_run_time true from its poll to its end: shortest, mean, longest and percentiles. The
+cost grows with the number of tasks that ended within p_within. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
 RETURNS TABLE (error text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,

@@ -26,7 +26,7 @@ FROM (VALUES
      'register heartbeat draw_fence release held max_claim poll poll_batch claim has_unclaimed watch_groups junction
       release_groups_once complete exchange held_bounds held_slice claim_batch defer_held_tasks count_staged
       prune_stages expire maintain advance acquire_partition read_partition advance_partition release_partition
-      record_handling_times begin_drain end_drain'),
+      begin_drain end_drain'),
     ('consumer reader', true,
      'owner owners ready topic_status watch_tasks task events log_end task_bounds log_slice progress
       is_worker_active find_drain count_ended_by'),
@@ -37,7 +37,7 @@ FROM (VALUES
       dependencies browse_topics'),
     ('reader', false,
      'throughput results resolve health log_blockers explain_task oldest_due partition_states skipped_events
-      handling_times workers browse_owners browse_locks browse_held search_tasks audit_trail')
+      workers browse_owners browse_locks browse_held search_tasks audit_trail')
 ) AS l (kinds, by_topic, functions)
 CROSS JOIN LATERAL regexp_split_to_table(l.kinds, ' ') AS k (kind)
 CROSS JOIN LATERAL regexp_split_to_table(l.functions, '\s+') AS f (function)

@@ -47,7 +47,7 @@ BEGIN
         RAISE lock_not_available;
     END IF;
     FOREACH v_table IN ARRAY CASE WHEN v_topic_id < :FIRST_OWN_TOPIC THEN ARRAY['live', 'ended', 'task'] ELSE '{}' END
-        || ARRAY['dependency', 'history', 'probe', 'probe_result', 'group_release', 'handling', 'consumer_partition',
+        || ARRAY['dependency', 'history', 'probe', 'probe_result', 'group_release', 'consumer_partition',
                  'consumer_progress', 'skipped_event', 'retention_walk', 'front', 'identifier_front'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I WHERE topic_id = $1', v_table) USING v_topic_id;
     END LOOP;

@@ -1,4 +1,4 @@
--- The log: the partitions and the progress of consumer groups; and handling times.
+-- The log: the partitions and the progress of consumer groups.
 
 -- The partitions of consumer groups. A partition is held by an owner (`holder`) while the lease of this owner lasts,
 -- under a fence of its own. After that, another owner may acquire it under a new fence. A transaction that reads,
@@ -41,16 +41,4 @@ CREATE TABLE taskq_internal.skipped_event (
     skipped    timestamptz,
     error      text,
     PRIMARY KEY (topic_id, group_name, sequence)
-);
-
--- Handling times by topic, hour, and bucket of 5 % (taskq.record_handling_times).
-CREATE TABLE taskq_internal.handling (
-    topic_id int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
-    hour     timestamptz NOT NULL,
-    bucket   int NOT NULL,
-    count    bigint NOT NULL,
-    total    double precision NOT NULL,        -- seconds, as the two below
-    shortest double precision NOT NULL,
-    longest  double precision NOT NULL,
-    PRIMARY KEY (topic_id, hour, bucket)
 );

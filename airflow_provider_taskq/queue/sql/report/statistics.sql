@@ -1,9 +1,4 @@
--- Statistics: how many tasks ended, how many attempts they took, how long they ran, and their errors in groups.
-
--- Returns the bucket of a duration. Buckets are 5 % wide. All durations below a microsecond share one bucket.
-CREATE FUNCTION taskq_internal.handling_bucket(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT floor(ln(greatest(p_seconds, 1e-6)) / ln(1.05))::int
-$$;
+-- Statistics: the errors of tasks in groups.
 
 -- Returns the group of an error: its summary with # in the place of all that differs from task to task. This is the
 -- task's identifier, a UUID, and a word with a digit, together with further such words after - . : , or /. The type of
