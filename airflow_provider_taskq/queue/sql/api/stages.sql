@@ -14,9 +14,9 @@ BEGIN
     END IF;
     PERFORM taskq_internal.keep_successful_attempts(p_stage, p_parts, p_attempts, p_counts);
     IF v_stage.fence IS NULL THEN
-        v_stage.completed := taskq_internal.push_staged(p_stage, p_topic, p_insertion, p_parts, p_attempts);
+        v_stage.completed := taskq_internal.push_staged(p_stage, p_topic, p_insertion);
     ELSE
-        v_stage := taskq_internal.apply_decisions(v_stage, p_owner, p_parts, p_attempts);
+        v_stage := taskq_internal.apply_decisions(v_stage, p_owner);
     END IF;
     UPDATE taskq_internal.stage s SET
         completed = v_stage.completed, results = v_stage.results, pushed = v_stage.pushed,

@@ -8,22 +8,19 @@
 -- rows, so each staged row has a stage. A commit and an end of the stage lock it FOR UPDATE. Pruning skips locked rows,
 -- so it never waits.
 
--- Completes the decisions of a stage, and returns how many. One statement ends the tasks that cannot return to READY,
--- and taskq.complete handles the others, or all if any task waits for other tasks. Raises the errors of taskq.complete.
+-- Completes the decisions of a stage in chunks that limit the server's memory, and returns how many.
 CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_all    boolean := taskq_internal.has_waiting_tasks();
     v_done   bigint := 0;
     v_chunk  record;
-    v_chunks CURSOR FOR  -- chunks limit the server's memory
+    v_chunks CURSOR FOR
         SELECT array_agg(n.sequence) AS sequences, array_agg(n.result) AS results, array_agg(n.output) AS outputs,
-               array_agg(n.error) AS errors, array_agg(n.delay) AS delays
+               array_agg(n.error) AS errors, CASE WHEN count(n.delay) > 0 THEN array_agg(n.delay) END AS delays
         FROM (SELECT s.*, (row_number() OVER w - 1) / 50000 AS nth,
                      sum(coalesce(octet_length(s.output), 0) + coalesce(octet_length(s.error), 0)) OVER w / 33554432
                          AS bulk
-              FROM taskq.staged s
-              WHERE s.stage = p_stage AND (v_all OR taskq_internal.may_return_to_ready(s.result, s.delay))
+              FROM taskq.staged s WHERE s.stage = p_stage
               WINDOW w AS (ORDER BY s.sequence ROWS UNBOUNDED PRECEDING)) n
         GROUP BY n.nth, n.bulk ORDER BY n.nth, n.bulk;
 BEGIN
@@ -35,9 +32,6 @@ BEGIN
                                           v_chunk.errors, v_chunk.delays);
     END LOOP;
     CLOSE v_chunks;
-    IF NOT v_all THEN
-        v_done := v_done + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
-    END IF;
     RETURN v_done;
 END $$;
 
@@ -103,15 +97,16 @@ END $$;
 -- Completes the tasks of a stage, pushes the follow-ups of continued tasks and releases their groups. If a task has
 -- several decisions, the first one counts, in the order of results, parts and rows. Returns the stage with the numbers
 -- of what it did.
-CREATE FUNCTION taskq_internal.apply_decisions(
-    p_stage taskq_internal.stage, p_owner text, p_parts int[], p_attempts bigint[]
-) RETURNS taskq_internal.stage LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.apply_decisions(p_stage taskq_internal.stage, p_owner text)
+RETURNS taskq_internal.stage LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_stage.fence);
     v_followed boolean := EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage.stage);
 BEGIN
     IF v_followed THEN  -- before the merge, because all decisions of a task count
-        PERFORM taskq_internal.drop_follow_ups(p_stage.stage, true);
+        DELETE FROM taskq.staged_task t USING taskq.staged s
+        WHERE t.stage = p_stage.stage AND s.stage = p_stage.stage AND s.sequence = t.parent
+          AND NOT coalesce(s.continued, s.result = :SUCCESS);
     END IF;
     DELETE FROM taskq.staged WHERE ctid = ANY (ARRAY(
         SELECT d.ctid FROM (
@@ -129,71 +124,12 @@ BEGIN
     p_stage.completed := taskq_internal.complete_decisions(p_owner, p_stage.fence, p_stage.stage);
     p_stage.pushed := 0;
     IF v_followed THEN
-        PERFORM taskq_internal.drop_follow_ups(p_stage.stage, false);
-        p_stage.pushed := taskq_internal.push_staged(p_stage.stage, NULL, 'APPEND', p_parts, p_attempts);
+        DELETE FROM taskq.staged_task t WHERE t.stage = p_stage.stage AND NOT EXISTS (
+            SELECT FROM taskq.staged s WHERE s.stage = p_stage.stage AND s.sequence = t.parent);
+        p_stage.pushed := taskq_internal.push_staged(p_stage.stage, NULL, 'APPEND');
         PERFORM taskq_internal.release_staged_groups(p_stage.stage);
     END IF;
     RETURN p_stage;
-END $$;
-
--- Deletes the follow-ups of tasks that have a decision that is not continued, or those of tasks without a decision.
-CREATE FUNCTION taskq_internal.drop_follow_ups(p_stage uuid, p_decided boolean) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF p_decided THEN
-        DELETE FROM taskq.staged_task t USING taskq.staged s
-        WHERE t.stage = p_stage AND s.stage = p_stage AND s.sequence = t.parent
-          AND NOT coalesce(s.continued, s.result = :SUCCESS);
-    ELSE
-        DELETE FROM taskq.staged_task t WHERE t.stage = p_stage AND NOT EXISTS (
-            SELECT FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = t.parent);
-    END IF;
-END $$;
-
--- Returns whether a decision may return its task to READY. Returns true for an invalid decision, which taskq.complete
--- then rejects.
-CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_result NOT BETWEEN :SUSPENSION AND :SUCCESS OR p_delay IS NOT NULL
-$$;
-
--- Ends the tasks of a stage whose decisions cannot return them to READY, and returns how many. It does the work of
--- end_tasks for millions of tasks: the plan reads both tables in the order of their sequences and merges them, without
--- arrays. Raises the errors of taskq.complete.
-CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
-    v_began    timestamptz := clock_timestamp();
-    v_bad      taskq.staged;
-    v_ended    bigint;
-    v_decided  bigint[];
-BEGIN
-    SELECT * INTO v_bad FROM taskq.staged s
-    WHERE s.stage = p_stage AND taskq_internal.has_unstorable_escape(s.output)
-    ORDER BY s.sequence LIMIT 1;
-    PERFORM taskq_internal.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
-    WITH gone AS (
-        DELETE FROM taskq_internal.live l USING taskq.staged s
-        WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay) AND l.holder = v_owner_id
-            AND l.sequence = s.sequence
-        RETURNING l.*, s.result, s.output, s.error AS reason)
-    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-        crashes, redelivered, identifier, output, error, error_summary)
-    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
-        taskq_internal.state_of_result(g.result), g.crashes,
-           g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
-           coalesce(taskq_internal.error_summary(g.reason), g.error_summary)
-    FROM gone g;
-    GET DIAGNOSTICS v_ended = ROW_COUNT;
-    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage
-                  AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)) THEN
-        v_decided := ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage
-                           AND NOT taskq_internal.may_return_to_ready(s.result, s.delay));
-        PERFORM taskq_internal.raise_not_held(p_owner, p_fence, v_decided, ARRAY(
-            SELECT e.sequence FROM taskq_internal.ended e
-            WHERE e.sequence = ANY (v_decided) AND e.holder = v_owner_id AND e.completed >= v_began));
-    END IF;
-    RETURN v_ended;
 END $$;
 
 -- Releases each group of a stage once, in chunks of about ten thousand groups of a topic.
