@@ -62,8 +62,9 @@ from airflow_provider_taskq.queue.models import (
     UnreadablePayload,
 )
 from airflow_provider_taskq.queue.policies import RetryPolicy, TopicPolicy
+from airflow_provider_taskq.queue.recurring import RecurringTask
 from airflow_provider_taskq.queue.reports import HealthFinding, Row, Severity, TaskFilter
-from airflow_provider_taskq.queue.schedules import config_hash, ticks_cron, ticks_daily, ticks_every
+from airflow_provider_taskq.queue.schedules import Schedule, config_hash, ticks_cron, ticks_daily, ticks_every
 from airflow_provider_taskq.queue.schema import install, uninstall, verify, verify_for_work
 from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.queue.topic_status import TopicStatus
@@ -100,10 +101,12 @@ __all__ = [
     "PartitionState",
     "Polled",
     "Pushed",
+    "RecurringTask",
     "Result",
     "RetryPolicy",
     "Revival",
     "Row",
+    "Schedule",
     "SchemaMismatch",
     "Severity",
     "SkippedEvent",

@@ -100,7 +100,10 @@ def config_hash(*parts: Json) -> str:
 
 
 class Schedule(NamedTuple):
-    """The times of ticks, and what stands for them in a hash: it is the same wherever the schedule is installed."""
+    """The times of ticks, and what stands for them in a hash: it is the same wherever the schedule is installed.
+
+    For times of your own, give your own `parts`, and change them with the code of `times`.
+    """
 
     parts: tuple[Json, ...]
     times: Callable[[datetime, timedelta], list[datetime]]  # after a moment, within a duration, and at least the next

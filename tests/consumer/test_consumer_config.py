@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import time, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from airflow_provider_taskq.queue import (
     InvalidArgument,
     InvalidState,
     NewTask,
+    RecurringTask,
     Result,
     RetryPolicy,
+    Schedule,
     Task,
     TaskQueue,
     partition_of,
@@ -73,8 +75,7 @@ def options(make: Callable[..., object], *names: str) -> dict[str, Callable[[Any
     return {f"{make} {name}": setting(name) for name in names}
 
 
-DAILY = partial(Scheduler("host=nowhere").daily, "work", "a", [time(8)], "UTC")
-EVERY = partial(Scheduler("host=nowhere").every, "work", "a", period=60)
+HOURLY = RecurringTask(Schedule.every("1h"))
 SHARED = partial(ConsumerConfig, transactional=True)
 
 TAKES_A_DURATION: dict[str, Callable[[Any], object]] = {
@@ -82,8 +83,9 @@ TAKES_A_DURATION: dict[str, Callable[[Any], object]] = {
     **options(SlowReports, "after", "every"),
     **options(Timeouts, "call", "handler_statement"),
     **options(Groups, "cluster_lock"),
-    **options(DAILY, "ahead", "interval"),
-    **options(EVERY, "period"),
+    "period": Schedule.every,
+    "ahead": lambda d: Scheduler("host=nowhere").add("work", "a", replace(HOURLY, ahead=d)),
+    "interval": lambda d: Scheduler("host=nowhere").add("work", "a", HOURLY, d),
     **options(ConsumerConfig, "lease", "pause"),
     "worker.stop": lambda d: worker().stop(d),
     "worker.wait": lambda d: worker().wait(d),
@@ -100,7 +102,6 @@ TAKES_AN_INTEGER: dict[str, Callable[[Any], object]] = {
     **options(partial(each, print), "threads", "processes", "concurrency"),
     **options(partial(batch, print), "concurrency"),
     **options(partial(Composite, "a"), "threads", "concurrency"),
-    **options(EVERY, "ahead"),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.consumer import Consumer
-from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect, install
+from airflow_provider_taskq.queue import RecurringTask, Schedule, State, TaskQueue, TaskQueueError, connect, install
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.faults import is_read_only
 from airflow_provider_taskq.spark.connection import ConnectionInfo
@@ -72,7 +72,7 @@ def consumer(dsn: str, queue: TaskQueue) -> Iterator[GoesOn]:
 def scheduler(dsn: str, queue: TaskQueue) -> Iterator[GoesOn]:
     ticker = Scheduler(dsn)
     ticker._session._limit = CallLimit(1)
-    ticker.every("work", "each second", SECOND)
+    ticker.add("work", "each second", RecurringTask(Schedule.every(1), ahead=1))
 
     def installs() -> None:
         last = max((task.sequence for task in queue.page("work", size=1000)), default=0)

@@ -3,13 +3,12 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 
 import psycopg
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer
-from airflow_provider_taskq.queue import Junction, NewTask, Result, State, Task, TaskQueue
+from airflow_provider_taskq.queue import Junction, NewTask, RecurringTask, Result, Schedule, State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, Composite, Worker
 from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.consumer.consumers import heard_all, quick, read_all
@@ -64,7 +63,7 @@ def test_a_consumer_of_events_is_a_consumer(as_role: As, queue: TaskQueue) -> No
 
 def test_a_scheduler_is_a_producer(as_role: As, queue: TaskQueue) -> None:
     with Scheduler(as_role("producer")) as ticker:
-        ticker.every("work", "hourly", timedelta(hours=1))
+        ticker.add("work", "hourly", RecurringTask(Schedule.every("1h"), ahead="1h"))
         until(lambda: queue.page("work"))
     (tick,) = queue.page("work")
     assert tick.identifier.startswith("hourly/")

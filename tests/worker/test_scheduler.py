@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.queue import InvalidArgument, NewTask, Result, TaskQueue, TaskQueueError, ticks_every
-from airflow_provider_taskq.queue.recurring import CatchUp, RecurringTask
-from airflow_provider_taskq.queue.schedules import Schedule
-from airflow_provider_taskq.worker.scheduler import Scheduler, Ticks
+from airflow_provider_taskq.queue import (
+    InvalidArgument,
+    NewTask,
+    RecurringTask,
+    Result,
+    Schedule,
+    TaskQueue,
+    TaskQueueError,
+    ticks_every,
+)
+from airflow_provider_taskq.queue.recurring import CatchUp
+from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.queue.conftest import until
 
 pytestmark = pytest.mark.promise("Any number of schedulers store one task for each moment")
@@ -19,6 +27,7 @@ SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 FIRST = datetime(2000, 1, 1, tzinfo=UTC)
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 HOURS = [time(hour) for hour in range(24)]
+NOON_AND_EVENING = [time(12), time(18)]
 
 
 def installed(queue: TaskQueue) -> list[str]:
@@ -26,24 +35,29 @@ def installed(queue: TaskQueue) -> list[str]:
     return sorted("/".join(info.identifier.split("/")[::2]) for info in queue.page("work"))
 
 
-def far(*hours: int) -> Ticks:
-    """Ticks of a day in the year 2100."""
-    return [(FAR + HOUR * hour, {"hour": hour}) for hour in hours]
+def times(*hours: int) -> list[datetime]:
+    """Hours of a day in the year 2100."""
+    return [FAR + HOUR * hour for hour in hours]
+
+
+def far(*hours: int, version: int = 0) -> RecurringTask:
+    """A schedule of the user, with these ticks."""
+    return RecurringTask(Schedule(("far", version), lambda _now, _ahead: times(*hours)), {"year": 2100})
 
 
 def test_a_scheduler_installs_several_schedules(dsn: str, queue: TaskQueue) -> None:
     runs: list[datetime] = []
     again = threading.Event()
 
-    def moving(now: datetime) -> Ticks:
+    def moving(now: datetime, _ahead: timedelta) -> list[datetime]:
         runs.append(now)
         if len(runs) > 2:
             again.set()
-        return far(len(runs))
+        return times(len(runs))
 
     ticker = Scheduler(dsn)
-    ticker.add("work", "fixed", "h", HOUR, lambda _now: far(1, 2))
-    ticker.add("work", "moving", "h", timedelta(milliseconds=20), moving)
+    ticker.add("work", "fixed", far(1, 2))
+    ticker.add("work", "moving", RecurringTask(Schedule(("moving",), moving)), 0.02)
     with ticker:
         assert again.wait(20)
         until(lambda: len(installed(queue)) >= 5, 20)  # the next installation succeeds
@@ -59,7 +73,7 @@ def test_a_program_may_install_while_its_scheduler_runs(
     dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     ticker = Scheduler(dsn)
-    ticker.add("work", "p", "h", timedelta(milliseconds=1), lambda _now: far(1, 2))
+    ticker.add("work", "p", far(1, 2), 0.001)
     with ticker:
         for _ in range(20):
             ticker.install()
@@ -72,16 +86,18 @@ def payloads(queue: TaskQueue) -> list[object]:
     return [info.payload for info in sorted(queue.page("work", state="READY"), key=lambda info: info.available_at)]
 
 
-def three_kinds(dsn: str, payload: Any, version: Any = None) -> list[Scheduler]:
-    """A scheduler for each kind of schedule."""
-    tickers = [Scheduler(dsn), Scheduler(dsn), Scheduler(dsn)]
-    tickers[0].every("work", "p", HOUR, payload, 2, version=version)
-    tickers[1].daily("work", "p", [time(12), time(18)], "Europe/Oslo", payload, version=version)
-    tickers[2].cron("work", "p", "0 12,18 * * *", "UTC", payload, version=version)
-    return tickers
+def scheduler(dsn: str, schedule: Schedule, payload: Any, version: Any = None) -> Scheduler:
+    """A scheduler of one schedule."""
+    ticker = Scheduler(dsn)
+    ticker.add("work", "p", RecurringTask(schedule, payload, version, ahead=2 * HOUR))
+    return ticker
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2], ids=["every", "daily", "cron"])
+@pytest.mark.parametrize(
+    "schedule",
+    [Schedule.every(HOUR), Schedule.daily(NOON_AND_EVENING, "Europe/Oslo"), Schedule.cron("0 12,18 * * *", "UTC")],
+    ids=["every", "daily", "cron"],
+)
 @pytest.mark.parametrize(
     ("old", "new", "stored"),
     [
@@ -92,27 +108,28 @@ def three_kinds(dsn: str, payload: Any, version: Any = None) -> list[Scheduler]:
     ids=["json", "none", "task"],
 )
 def test_a_scheduler_replaces_the_waiting_ticks_of_a_changed_payload(
-    dsn: str, queue: TaskQueue, kind: int, old: Any, new: Any, stored: object
+    dsn: str, queue: TaskQueue, schedule: Schedule, old: Any, new: Any, stored: object
 ) -> None:
-    count = three_kinds(dsn, old)[kind].install()
+    count = scheduler(dsn, schedule, old).install()
     before = [info.sequence for info in queue.page("work")]
-    assert three_kinds(dsn, old)[kind].install() == 0
-    assert three_kinds(dsn, new)[kind].install() == count
+    assert scheduler(dsn, schedule, old).install() == 0
+    assert scheduler(dsn, schedule, new).install() == count
     assert payloads(queue) == [stored] * count
     assert not set(before) & {info.sequence for info in queue.page("work")}
-    assert three_kinds(dsn, new)[kind].install() == 0
+    assert scheduler(dsn, schedule, new).install() == 0
 
 
 def test_another_version_of_a_function_replaces_the_waiting_ticks(dsn: str, queue: TaskQueue) -> None:
-    three_kinds(dsn, lambda _moment: "old", 1)[0].install()
-    assert three_kinds(dsn, lambda _moment: "new", 1)[0].install() == 0
-    assert three_kinds(dsn, lambda _moment: "new", 2)[0].install() == 2
+    hourly = Schedule.every(HOUR)
+    scheduler(dsn, hourly, lambda _moment: "old", 1).install()
+    assert scheduler(dsn, hourly, lambda _moment: "new", 1).install() == 0
+    assert scheduler(dsn, hourly, lambda _moment: "new", 2).install() == 2
     assert payloads(queue) == ["new", "new"]
     for version, hour in ((1, 1), (1, 2), (2, 3)):
         ticker = Scheduler(dsn)
-        ticker.add("work", "p", version, HOUR, lambda _now, hour=hour: far(hour))  # type: ignore[misc]
+        ticker.add("work", "p", far(hour, version=version))
         ticker.install()
-    assert payloads(queue) == [{"hour": 3}]
+    assert installed(queue) == ["p/21000101T030000.000000Z"]
 
 
 @pytest.mark.promise("Ticks that were missed while no program installed any are installed by a policy")
@@ -132,12 +149,7 @@ def test_ticks_that_were_missed_while_no_scheduler_ran_are_installed_by_the_poli
     assert queue.last_tick("work", "p", hash_) == hour - 4 * HOUR
     owner = queue.register("worker")
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.SUCCESS))
-    if kind == 0:
-        ticker.every("work", "p", HOUR, catch_up=catch_up)
-    elif kind == 1:
-        ticker.daily("work", "p", HOURS, "UTC", ahead=HOUR, catch_up=catch_up)
-    else:
-        ticker.cron("work", "p", "0 * * * *", "UTC", ahead=HOUR, catch_up=catch_up)
+    ticker.add("work", "p", RecurringTask(schedule, ahead=HOUR, catch_up=catch_up))
     assert ticker.install() == len(missed) + 1
     due = sorted(info.available_at for info in queue.page("work", state="READY"))
     assert due == [*(hour - HOUR * n for n in missed), hour + HOUR]
@@ -159,13 +171,9 @@ def test_the_last_missed_tick_is_found_although_there_are_more_than_one_call_mak
 def test_ticks_are_installed_every_quarter_of_ahead_and_at_least_every_hour(dsn: str) -> None:
     ticker = Scheduler(dsn)
     for ahead in (DAY, HOUR, SECOND):
-        ticker.cron("work", "p", "* * * * *", "UTC", ahead=ahead)
-    ticker.daily("work", "p", [time(12)], "UTC", ahead=HOUR, interval=SECOND)
+        ticker.add("work", "p", RecurringTask(Schedule.cron("* * * * *", "UTC"), ahead=ahead))
+    ticker.add("work", "p", RecurringTask(Schedule.every(HOUR)), SECOND)
     assert [each.interval for each in ticker.schedules] == [HOUR, HOUR / 4, SECOND, SECOND]
-    periodic = Scheduler(dsn)
-    for period in (60 * SECOND, SECOND):
-        periodic.every("work", "p", period)
-    assert [each.interval for each in periodic.schedules] == [15 * SECOND, SECOND]
 
 
 def test_a_schedule_that_fails_is_logged_without_payload_and_the_others_continue(
@@ -173,15 +181,15 @@ def test_a_schedule_that_fails_is_logged_without_payload_and_the_others_continue
 ) -> None:
     runs: list[int] = []
 
-    def failing(_now: datetime) -> Ticks:
+    def failing(_now: datetime, _ahead: timedelta) -> list[datetime]:
         runs.append(1)
         if len(runs) < 3:
             raise OSError("no calendar")
-        return far(9)
+        return times(9)
 
     ticker = Scheduler(dsn)
-    ticker.add("work", "broken", "h", timedelta(milliseconds=10), failing)
-    ticker.add("work", "fine", "h", HOUR, lambda _now: [(FAR, {"secret": "payload"})])
+    ticker.add("work", "broken", RecurringTask(Schedule(("broken",), failing), {"secret": "payload"}), 0.01)
+    ticker.add("work", "fine", far(0))
     with caplog.at_level(logging.WARNING), ticker:
         until(lambda: len(installed(queue)) == 2)
     assert caplog.text.count("ticks not installed: topic=work prefix=broken error=OSError") == 2
@@ -192,9 +200,11 @@ def test_an_installation_fails_if_it_takes_longer_than_its_interval(
     dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     ticker = Scheduler(dsn)
-    ticker.add("work", "p", "h", SECOND, lambda _now: far(1))
+    ticker.add("work", "p", far(1), SECOND)
     with queue.conn.transaction():
-        queue.install_ticks("work", "p", "other", far(2))  # locks the prefix, so other installations wait
+        queue.install_ticks(
+            "work", "p", "other", [(moment, None) for moment in times(2)]
+        )  # locks the prefix, so other installations wait
         with caplog.at_level(logging.WARNING), ticker:
             until(lambda: "QueryCanceled" in caplog.text)
     assert installed(queue) == ["p/21000101T020000.000000Z"]
@@ -202,10 +212,10 @@ def test_an_installation_fails_if_it_takes_longer_than_its_interval(
 
 def test_periodic_daily_and_cron_ticks_come_with_their_payloads(dsn: str, queue: TaskQueue) -> None:
     ticker = Scheduler(dsn)
-    ticker.every("work", "hourly", HOUR, {"report": 1}, ahead=2)
-    ticker.daily("work", "daily", [time(12), time(18)], "Europe/Oslo", lambda moment: moment.isoformat())
-    ticker.cron("work", "cron", "*/30 * * * *", "UTC", NewTask("any", {"by": "cron"}, priority=7), ahead=HOUR)
-    assert [each.interval for each in ticker.schedules] == [HOUR / 4, HOUR, HOUR / 4]
+    daily_times, half_hours = Schedule.daily(NOON_AND_EVENING, "Europe/Oslo"), Schedule.cron("*/30 * * * *", "UTC")
+    ticker.add("work", "hourly", RecurringTask(Schedule.every(HOUR), {"report": 1}, ahead=2 * HOUR))
+    ticker.add("work", "daily", RecurringTask(daily_times, lambda moment: moment.isoformat()))
+    ticker.add("work", "cron", RecurringTask(half_hours, NewTask("any", {"by": "cron"}, priority=7), ahead=HOUR))
     ticker.install()
     infos = queue.page("work")
     hourly = [info for info in infos if info.identifier.startswith("hourly/")]
@@ -220,11 +230,11 @@ def test_a_blank_prefix_a_zero_interval_and_invalid_hours_raise(dsn: str) -> Non
     ticker = Scheduler(dsn)
     for prefix, interval in ((" ", HOUR), ("p", timedelta(0)), ("p", -HOUR)):
         with pytest.raises(InvalidArgument):
-            ticker.add("work", prefix, "h", interval, lambda _now: far(1))
+            ticker.add("work", prefix, far(1), interval)
     with pytest.raises(InvalidArgument):
-        ticker.every("work", "p", timedelta(0))
+        Schedule.every(timedelta(0))
     with pytest.raises(InvalidArgument):
-        ticker.daily("work", "p", [], "UTC")
+        Schedule.daily([], "UTC")
     with pytest.raises(InvalidArgument, match="time zone"):
-        ticker.daily("work", "p", [time(9), time(12, tzinfo=UTC)], "UTC")
+        Schedule.daily([time(9), time(12, tzinfo=UTC)], "UTC")
     assert ticker.schedules == []
