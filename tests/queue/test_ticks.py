@@ -195,7 +195,7 @@ def test_a_tick_may_depend_on_other_tasks(queue: TaskQueue, owner: Owner) -> Non
         ("p", "a/b", [], "hash"),
         ("p", "h", [(FAR, None), (FAR.replace(tzinfo=None), None)], "position 1: its nominal time"),
         ("p", "h", [(FAR, None), ("2100-01-01", None)], "position 1: its nominal time"),
-        ("p", "h", [(datetime(9999, 12, 31, 12, tzinfo=UTC), None)], "position 0: its nominal time"),
+        ("p", "h", [(datetime(9999, 12, 31, 12, tzinfo=UTC), None)], "position 0: its available_at is outside"),
         ("p", "h", [(FAR, None), (LONG_AGO, object())], "position 1: its payload"),
         ("p", "h", [(FAR, None), (LONG_AGO, NewTask("", priority=101))], "position 1: its priority"),
         ("p", "h", [(LONG_AGO, NewTask("", available_at=FAR, delay=HOUR))], "position 0: it has both"),

@@ -15,13 +15,17 @@ DECLARE
     v_depending   record;
 BEGIN
     PERFORM taskq_internal.lock_ticks(v_topic, p_prefix, p_config_hash);
-    PERFORM taskq_internal.check_moments(v_topic, p_moments, p_offset);
+    PERFORM taskq_internal.check_tasks(v_topic, ARRAY(SELECT p_prefix FROM unnest(p_moments)), NULL, NULL, p_moments,
+                                       NULL, NULL, NULL, p_offset);
     v_identifiers := ARRAY(SELECT taskq_internal.tick_identifier(p_prefix, p_config_hash, u.moment)
                            FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place) ORDER BY u.place);
     PERFORM taskq_internal.check_tasks(
         v_topic, v_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
     PERFORM taskq_internal.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, false);
-    v_added := taskq_internal.missing_ticks(v_topic.topic_id, v_identifiers);
+    v_added := ARRAY(SELECT min(u.place) FROM unnest(v_identifiers) WITH ORDINALITY AS u (identifier, place)
+                     WHERE NOT EXISTS (SELECT FROM taskq_internal.task t WHERE t.identifier = u.identifier
+                                       AND t.topic_id = v_topic.topic_id OFFSET 0)
+                     GROUP BY u.identifier ORDER BY 1);
     IF cardinality(v_added) = 0 THEN
         RETURN 0;
     END IF;

@@ -35,22 +35,6 @@ BEGIN
     PERFORM pg_advisory_xact_lock(taskq_internal.mutex(:LOCK_TICKS, p_topic.topic_id || '/' || p_prefix));
 END $$;
 
--- Raises TQ002 if a moment is missing or outside the years 1 to 9999. The error names the position of the task.
-CREATE FUNCTION taskq_internal.check_moments(p_topic taskq_internal.topic, p_moments timestamptz[], p_offset int)
-RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_place bigint;
-BEGIN
-    SELECT u.place INTO v_place FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place)
-    WHERE u.moment IS NULL OR NOT taskq_internal.is_moment(u.moment) OR u.moment = '9999-12-31 00:00Z'
-    ORDER BY u.place LIMIT 1;
-    IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002', format(
-            'topic %L, task at position %s: its nominal time is outside the years 1 to 9999', p_topic.name,
-            p_offset + v_place - 1));
-    END IF;
-END $$;
-
 -- Removes ticks of a prefix and returns how many: those with this hash if p_this is true, those with another hash if it
 -- is false. It removes ticks that are READY, and ticks that were pushed SUSPENDED and never claimed. It keeps held
 -- ticks and ended ticks: an ended tick proves that a scheduler has installed it.
@@ -72,16 +56,4 @@ BEGIN
           AND (taskq_internal.tick_hash(e.identifier, p_prefix) = p_config_hash) = p_this
         FOR UPDATE SKIP LOCKED);
     RETURN taskq_internal.delete_tasks(p_topic_id, v_waiting || v_suspended, false);
-END $$;
-
--- Returns the places, from 1, of the identifiers that have no task. For equal identifiers it returns the first place.
-CREATE FUNCTION taskq_internal.missing_ticks(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_known text[] := ARRAY(SELECT t.identifier FROM taskq_internal.task t
-                            WHERE t.identifier = ANY (p_identifiers) AND t.topic_id = p_topic_id);
-BEGIN
-    RETURN ARRAY(SELECT min(u.place) FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
-                 LEFT JOIN unnest(v_known) AS k (identifier) USING (identifier)
-                 WHERE k.identifier IS NULL GROUP BY u.identifier ORDER BY 1);
 END $$;
