@@ -17,10 +17,8 @@ CREATE FUNCTION taskq.create_topic(
     p_own_tables boolean DEFAULT false
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int;
+    v_topic taskq_internal.topic;
 BEGIN
-    PERFORM taskq_internal.check_policy(
-        p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl, p_keep_succeeded, p_keep_failed);
     IF EXISTS (SELECT FROM taskq_internal.topic WHERE name = p_topic) THEN
         RETURN false;  -- before it draws a number
     END IF;
@@ -30,13 +28,13 @@ BEGIN
                  ELSE nextval('taskq_internal.shared_topic_id') END, p_topic, p_max_attempts, p_base, p_factor,
             p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe, p_on_expiry, p_max_crashes,
             p_max_payload_bytes, p_ttl, p_notify, p_keep_succeeded, p_keep_failed)
-    ON CONFLICT (name) DO NOTHING RETURNING topic_id INTO v_topic_id;
-    IF v_topic_id IS NULL THEN
+    ON CONFLICT (name) DO NOTHING RETURNING * INTO v_topic;
+    IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.add_fronts(v_topic_id, '{0}');
+    PERFORM taskq_internal.check_policy(v_topic), taskq_internal.add_fronts(v_topic.topic_id, '{0}');
     IF p_own_tables THEN
-        PERFORM taskq_internal.create_own_tables(v_topic_id);
+        PERFORM taskq_internal.create_own_tables(v_topic.topic_id);
     END IF;
     RETURN true;
 END $$;
@@ -50,26 +48,15 @@ CREATE FUNCTION taskq.alter_topic(p_topic text, p_changes jsonb) RETURNS void LA
 DECLARE
     v_topic   taskq_internal.topic := taskq_internal.find_topic(p_topic);
     v_altered taskq_internal.topic;
+    v_fields  text := taskq_internal.policy_fields(p_topic, p_changes);
 BEGIN
-    PERFORM taskq_internal.check_policy_fields(p_topic, p_changes);
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_error('TQ001', format('topic %L was dropped at this moment', p_topic));
     END IF;
-    v_altered := jsonb_populate_record(v_topic, p_changes);
-    PERFORM taskq_internal.check_policy(
-        p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl,
-        v_altered.keep_succeeded, v_altered.keep_failed);
-    UPDATE taskq_internal.topic SET
-        max_attempts = v_altered.max_attempts, base = v_altered.base, factor = v_altered.factor,
-            max_delay = v_altered.max_delay,
-        horizon = v_altered.horizon, max_elapsed = v_altered.max_elapsed, jitter = v_altered.jitter,
-            probe = v_altered.probe,
-        on_expiry = v_altered.on_expiry, max_crashes = v_altered.max_crashes,
-            max_payload_bytes = v_altered.max_payload_bytes,
-        ttl = v_altered.ttl, notify = v_altered.notify, keep_succeeded = v_altered.keep_succeeded,
-        keep_failed = v_altered.keep_failed
-    WHERE topic_id = v_topic.topic_id;
+    EXECUTE format('UPDATE taskq_internal.topic t SET (%1$s) = (SELECT %1$s FROM jsonb_populate_record(t, $1)) '
+                   'WHERE topic_id = $2 RETURNING *', v_fields) INTO v_altered USING p_changes, v_topic.topic_id;
+    PERFORM taskq_internal.check_policy(v_altered);
     DELETE FROM taskq_internal.retention_walk WHERE topic_id = v_topic.topic_id;  -- other tasks may be too old now
     IF v_altered.probe AND NOT v_topic.probe THEN  -- tasks that wait for a retry now also wait for the probe
         UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = v_topic.topic_id AND holder IS NULL
@@ -135,8 +122,8 @@ lock_timeout of the session. If the topic has its own tables, it waits for all t
 and then keeps them out until its transaction ends. Returns false if the topic does not exist. Raises TQ000 if other
 transactions still use the topic, and above READ COMMITTED.';
 
--- Raises TQ008 if the changes are not a JSON object of policy fields.
-CREATE FUNCTION taskq_internal.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
+-- Returns the columns of a policy. Raises TQ008 if the changes are not a JSON object of some of them.
+CREATE FUNCTION taskq_internal.policy_fields(p_topic text, p_changes jsonb) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter',
                               'probe', 'on_expiry', 'max_crashes', 'max_payload_bytes', 'ttl', 'notify',
@@ -152,6 +139,7 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ008', format(
             'topic %L: a policy has no field %s; it has %s', p_topic, v_unknown, array_to_string(v_fields, ', ')));
     END IF;
+    RETURN array_to_string(v_fields, ', ');
 END $$;
 
 CREATE FUNCTION taskq.grant_access(role text, kind text, topics text[] DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$

@@ -171,19 +171,11 @@ COMMENT ON VIEW taskq.every_topic IS
 insertion DELETE, UPDATE to consume, SELECT to read.';
 
 -- Raises TQ008 for a policy with a duration that the queue cannot store.
-CREATE FUNCTION taskq_internal.check_policy(
-    p_topic text, p_base interval, p_max_delay interval, p_horizon interval, p_max_elapsed interval, p_ttl interval,
-    p_keep_succeeded interval, p_keep_failed interval
-) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    v_field record;
+CREATE FUNCTION taskq_internal.check_policy(p_topic taskq_internal.topic) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    FOR v_field IN SELECT * FROM (VALUES
-        ('base', p_base), ('max_delay', p_max_delay), ('horizon', p_horizon), ('max_elapsed', p_max_elapsed),
-        ('ttl', p_ttl), ('keep_succeeded', p_keep_succeeded), ('keep_failed', p_keep_failed)) AS f (name, duration) LOOP
-        IF v_field.duration IS NOT NULL OR v_field.name IN ('base', 'max_delay') THEN
-            PERFORM taskq_internal.check_duration(
-                format('policy of topic %L: %s', p_topic, v_field.name), v_field.duration, interval '0');
-        END IF;
-    END LOOP;
+    PERFORM taskq_internal.check_duration(format('policy of topic %L: %s', p_topic.name, f.name), f.duration, '0')
+    FROM (VALUES ('base', p_topic.base), ('max_delay', p_topic.max_delay), ('horizon', p_topic.horizon),
+                 ('max_elapsed', p_topic.max_elapsed), ('ttl', p_topic.ttl), ('keep_failed', p_topic.keep_failed),
+                 ('keep_succeeded', p_topic.keep_succeeded)) AS f (name, duration)
+    WHERE f.duration IS NOT NULL;
 END $$;

@@ -12,22 +12,22 @@ CREATE TABLE taskq_internal.topic (
     paused_since      timestamptz,
     -- Retry policy.
     max_attempts      int NOT NULL CHECK (max_attempts >= 1),
-    base              interval NOT NULL CHECK (base BETWEEN interval '0' AND interval '3650 days'),
+    base              interval NOT NULL,
     factor            double precision NOT NULL CHECK (factor > 0 AND factor < 'Infinity'),
-    max_delay         interval NOT NULL CHECK (max_delay BETWEEN interval '0' AND interval '3650 days'),
-    horizon           interval CHECK (horizon BETWEEN interval '0' AND interval '3650 days'),
-    max_elapsed       interval CHECK (max_elapsed BETWEEN interval '0' AND interval '3650 days'),
+    max_delay         interval NOT NULL,
+    horizon           interval,
+    max_elapsed       interval,
     jitter            double precision NOT NULL CHECK (jitter BETWEEN 0 AND 1),
     probe             boolean NOT NULL,
     -- The rest of the policy.
     on_expiry         text NOT NULL CHECK (on_expiry IN ('redeliver', 'expire')),
     max_crashes       int NOT NULL CHECK (max_crashes >= 1),
     max_payload_bytes int NOT NULL CHECK (max_payload_bytes >= 0),
-    ttl               interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days'),
+    ttl               interval,
     notify            boolean NOT NULL DEFAULT false, -- a push to the topic sends a notification (taskq.notify)
     -- How long taskq.maintain keeps ended tasks. With NULL it keeps them forever.
-    keep_succeeded    interval CHECK (keep_succeeded BETWEEN interval '0' AND interval '3650 days'),
-    keep_failed       interval CHECK (keep_failed BETWEEN interval '0' AND interval '3650 days')
+    keep_succeeded    interval,
+    keep_failed       interval
 );
 CREATE INDEX topic_probe ON taskq_internal.topic (topic_id) WHERE probe;
 
