@@ -93,6 +93,7 @@ class AdminMixin(FunctionCaller):
         state: State | str | None = None,
         *,
         size: int | None = None,
+        sequences: Sequence[int] | None = None,
     ) -> int:
         """Remove tasks for good. Return the number of tasks.
 
@@ -102,10 +103,11 @@ class AdminMixin(FunctionCaller):
         :param to: the highest sequence, included; None for no limit.
         :param state: the state of the tasks. None: FAILED to REDUNDANT, which spares ACTIVE, READY and EXPIRED tasks.
         :param size: the most tasks, those with the lowest sequences, so that a job may commit between its calls.
+        :param sequences: the tasks, in any state but ACTIVE. The range and the size then mean nothing.
         """
         return self._number(
-            "SELECT taskq.purge(%s::text, %s::bigint, %s::bigint, %s::int, %s::bigint)",
-            (topic, from_, to, state_number(state), size),
+            "SELECT taskq.purge(%s::text, %s::bigint, %s::bigint, %s::int, %s::bigint, %b::bigint[])",
+            (topic, from_, to, state_number(state), size, sequences),
         )
 
     def purge_all(self, topic: str) -> int:
@@ -114,13 +116,6 @@ class AdminMixin(FunctionCaller):
         A task that another transaction is polling or completing at this moment stays.
         """
         return self._number("SELECT taskq.purge_all(%s::text)", (topic,))
-
-    def purge_sequences(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> int:
-        """Remove the tasks that are in one of `states` and not held. Return the number of tasks."""
-        return self._number(
-            "SELECT taskq.purge_sequences(%s::text, %b::bigint[], %b::int[])",
-            (topic, sequences, _numbers(states)),
-        )
 
     def purge_past_ttl(self, topic: str, size: int = _ALL) -> int:
         """Remove tasks that have failed and whose time to live is over. Return the number of tasks.

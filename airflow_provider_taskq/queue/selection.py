@@ -129,14 +129,12 @@ class Action:
     :param states: the states of tasks that the action applies to.
     :param change: the call of the queue that changes the tasks of a selection; a retry returns its pairs of sequences.
     :param detail: what the audit line says after the selection, such as `by RESET`.
-    :param locks: whether `apply` first locks tasks that a filter found. A purge checks and locks the tasks itself.
     """
 
     name: str
     states: Sequence[State]
     change: Callable[[TaskQueue, Selection], int | Mapping[int, int]]
     detail: str = ""
-    locks: bool = True
 
     def preview(self, queue: TaskQueue, selection: Selection) -> ActionResult:
         """Count the tasks that `apply` would change.
@@ -152,7 +150,7 @@ class Action:
         If a filter found the tasks, `apply` changes only those that are still in a state of the selection, and skips
         those that another session has locked.
         """
-        if self.locks and selection.states and selection.sequences is not None:
+        if selection.states and selection.sequences is not None:
             held = queue.lock_tasks(selection.topic, selection.sequences, selection.states)
             selection = replace(selection, sequences=held)
         result = self._change(queue, selection)
@@ -206,11 +204,7 @@ def cancel() -> Action:
 
 def purge() -> Action:
     """Return the action that removes tasks that no owner holds."""
-
-    def change(queue: TaskQueue, tasks: Selection) -> int:
-        return queue.purge_sequences(tasks.topic, tasks.sequences or (), tasks.states or PURGEABLE)
-
-    return Action("purge", PURGEABLE, change, locks=False)
+    return Action("purge", PURGEABLE, lambda queue, tasks: queue.purge(tasks.topic, sequences=tasks.sequences or ()))
 
 
 def _whole_state(tasks: Selection) -> State | None:

@@ -173,7 +173,6 @@ SELECT taskq.revoke_access('producer_of_orders', 'producer', ARRAY['orders']);
 -- Removal
 SELECT taskq.purge('orders', 1, 1, NULL, 10);
 SELECT taskq.purge_past_ttl('orders', 10);
-SELECT taskq.purge_sequences('orders', ARRAY[2], ARRAY[6]);
 SELECT taskq.forget_worker('worker-2');
 SELECT taskq.purge_all('orders');
 SELECT taskq.drop_topic('orders');

@@ -238,7 +238,6 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "owner": lambda: queue.owner("me"),
         "partition_states": queue.partition_states,
         "purge_past_ttl": lambda: queue.purge_past_ttl("work"),
-        "purge_sequences": lambda: queue.purge_sequences("work", [3], [State.FAILED]),
         "read_partition": lambda: queue.read_partition(LEASED),
         "release_partition": lambda: queue.release_partition(LEASED),
         "revoke_access": lambda: queue.revoke_access("pg_monitor"),

@@ -136,6 +136,6 @@ def test_an_action_leaves_out_tasks_that_another_session_changed(
     other = open_queue()
     other.reassign("work", Result.FILTER, sequences=sequences[1:2])
     assert queue.lock_tasks("work", sequences, [State.FAILED]) == sequences[2:]
-    assert queue.purge_sequences("work", sequences, [State.FAILED]) == 2
+    assert queue.purge("work", state=State.FAILED, sequences=sequences) == 2
     other.conn.commit()
     assert [line.state for line in queue.browse_tasks("work", sequences)] == [State.SUCCEEDED, State.FILTERED]

@@ -56,7 +56,7 @@ def test_a_purge_spares_the_task_for_which_another_waits(queue: TaskQueue, owner
     assert finish(queue, owner, Result.FAILURE) == ["a", "a"]
     assert queue.purge("work") == 1
     assert queue.task("work", older.sequence) is None
-    assert queue.purge_sequences("work", [failed.sequence], [State.FAILED]) == 0
+    assert queue.purge("work", sequences=[failed.sequence]) == 0
     assert (finish(queue, owner), known(queue, waiting).status) == ([], "blocked")
     queue.reassign("work", Result.SUCCESS, sequences=[failed.sequence])
     assert finish(queue, owner) == ["b"]

@@ -126,8 +126,8 @@ CALLS: dict[str, Call] = {
     "release_groups_once": lambda grown: grown.queue.release_groups_once("a wait", "work", [grown.names("suspended")]),
     "purge": lambda grown: grown.queue.purge("work", size=SIZE),
     "purge of a state": lambda grown: grown.queue.purge("work", state=State.FAILED, size=SIZE),
-    "purge of named tasks": lambda grown: grown.queue.purge_sequences(
-        "work", [*grown.some("failed"), *grown.some("ready")], [State.FAILED, State.READY]
+    "purge of named tasks": lambda grown: grown.queue.purge(
+        "work", sequences=[*grown.some("failed"), *grown.some("ready")]
     ),
     "latest": lambda grown: grown.queue.latest("work", grown.names("done")),
     "page": lambda grown: grown.queue.page("work", size=SIZE),

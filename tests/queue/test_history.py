@@ -399,7 +399,7 @@ def test_no_verb_of_an_operator_removes_or_changes_the_audit(operator: TaskQueue
     before = queue.audit_trail()
     (task,) = operator.push("work", [NewTask("a", suspended=True)])
     operator.purge("work", state=State.SUSPENDED)
-    operator.purge_sequences("work", [task.sequence], [State.SUSPENDED])
+    operator.purge("work", sequences=[task.sequence])
     operator.purge_all("work")
     operator.drop_topic("work")
     assert queue.audit_trail() == before

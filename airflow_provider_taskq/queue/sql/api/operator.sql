@@ -118,32 +118,34 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION taskq.purge(p_topic text, p_from bigint, p_to bigint, p_state int, p_size bigint) RETURNS bigint
-LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.purge(
+    p_topic text, p_from bigint, p_to bigint, p_state int, p_size bigint, p_sequences bigint[] DEFAULT NULL
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_lowest   int := coalesce(p_state, CASE WHEN p_sequences IS NULL THEN :FAILED ELSE :READY END);
 BEGIN
     IF p_state NOT BETWEEN :ACTIVE AND :REDUNDANT THEN
         PERFORM taskq_internal.raise_error('TQ000', format('state %s is none of 0 ACTIVE to 8 REDUNDANT', p_state));
     END IF;
     RETURN taskq_internal.purge_states(
-        v_topic_id, ARRAY(SELECT generate_series(coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT))), true,
-        p_from, p_to, p_size);
+        v_topic_id, ARRAY(SELECT generate_series(v_lowest, coalesce(p_state, :REDUNDANT))), true, p_sequences, p_from,
+        p_to, p_size);
 END $$;
 COMMENT ON FUNCTION taskq.purge IS
-'Removes the p_size lowest tasks between the sequences p_from and p_to, both included. A bound of NULL is open. With
-p_state it removes only tasks in this state. With p_state NULL it removes tasks in the states FAILED to REDUNDANT, and
-keeps ACTIVE, READY and EXPIRED tasks. The latest task of an identifier on which a waiting task depends stays. Returns
-how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic,
-and TQ000 for an unknown state.';
+'Removes the tasks in p_sequences that no owner holds, or with p_sequences NULL the p_size lowest tasks between p_from
+and p_to, both included, in the states FAILED to REDUNDANT: it keeps ACTIVE, READY and EXPIRED tasks. A bound of NULL is
+open. With p_state it removes only tasks in this state. The latest task of an identifier on which a waiting task depends
+stays. Returns how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an
+unknown topic, and TQ000 for an unknown state.';
 
 CREATE FUNCTION taskq.purge_all(p_topic text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
-    RETURN taskq_internal.purge_states(v_topic_id, ARRAY[:ACTIVE, :READY], false, NULL, NULL, NULL)
+    RETURN taskq_internal.purge_states(v_topic_id, ARRAY[:ACTIVE, :READY], false, NULL, NULL, NULL, NULL)
          + taskq_internal.purge_states(v_topic_id, ARRAY(SELECT generate_series(:EXPIRED, :REDUNDANT)), false, NULL,
-                                       NULL, NULL);
+                                       NULL, NULL, NULL);
 END $$;
 COMMENT ON FUNCTION taskq.purge_all IS
 'Removes every task of a topic, including held tasks. Returns how many tasks it removed. Never waits: a task that
@@ -215,22 +217,9 @@ BEGIN
         (taskq_internal.find_topic(p_topic)).topic_id, p_states, p_sequences, NULL, NULL, NULL);
 END $$;
 COMMENT ON FUNCTION taskq.lock_tasks IS
-'Locks those of the given tasks that are in one of the given states, which are READY and EXPIRED to SUCCEEDED. Returns
-their sequences in order. Skips tasks that another transaction holds or whose state has changed. An action on the result
+'Locks those of the given tasks that are in one of the given states, which are not ACTIVE. Returns their sequences in
+order. Skips tasks that another transaction holds or whose state has changed. An action on the result
 of an earlier search calls it first. Raises TQ001 for an unknown topic.';
-
-CREATE FUNCTION taskq.purge_sequences(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-BEGIN
-    RETURN taskq_internal.delete_tasks(v_topic_id, taskq_internal.lock_selected(
-        v_topic_id, array_remove(p_states, :ACTIVE), p_sequences, NULL, NULL, NULL), true);
-END $$;
-COMMENT ON FUNCTION taskq.purge_sequences IS
-'Removes those of the given tasks that are in one of the given states, that no owner holds, and on which no waiting task
-depends. Returns how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for
-an unknown topic.';
 
 CREATE FUNCTION taskq.revive(
     p_topic text, p_revival text DEFAULT 'RESET', p_sequences bigint[] DEFAULT NULL, p_state int DEFAULT NULL,

@@ -61,7 +61,7 @@ END $$;
 -- Removes tasks in some states, as lock_selected finds them, in batches that limit the server's memory. With p_spare it
 -- keeps the tasks on which waiting tasks depend.
 CREATE FUNCTION taskq_internal.purge_states(
-    p_topic_id int, p_states int[], p_spare boolean, p_from bigint, p_to bigint, p_size bigint
+    p_topic_id int, p_states int[], p_spare boolean, p_sequences bigint[], p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_batch bigint;
@@ -72,7 +72,7 @@ BEGIN
     LOOP
         v_batch := least(50000, p_size - v_count);
         EXIT WHEN v_batch <= 0;
-        v_found := taskq_internal.lock_selected(p_topic_id, p_states, NULL, v_next, p_to, v_batch);
+        v_found := taskq_internal.lock_selected(p_topic_id, p_states, p_sequences, v_next, p_to, v_batch);
         v_count := v_count + taskq_internal.delete_tasks(p_topic_id, v_found, p_spare);
         EXIT WHEN cardinality(v_found) < v_batch;
         v_next := v_found[v_batch] + 1;
