@@ -61,9 +61,8 @@ class DrainLease:
 
     def start_upkeep(self) -> None:
         """Start the upkeep of the queue, on a connection of its own. It ends with the drain."""
-        self._upkeep = UpkeepThread(
-            self._keeper.owner_names, self._connect, self._lease.owner.lease, CallLimit(_UPKEEP_SECONDS)
-        )
+        owner = self._lease.owner
+        self._upkeep = UpkeepThread([owner.name], self._connect, owner.lease, CallLimit(_UPKEEP_SECONDS))
         self._upkeep.start()
 
     @property

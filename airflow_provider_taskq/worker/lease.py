@@ -65,6 +65,7 @@ class InFlightBatch:
         if not self.claim(reason):
             return False
         self.batch.cancel()
+        self.lease.on_abandon(self)
         return True
 
     def describe(self) -> str:
@@ -91,7 +92,7 @@ class Lease:
         self.owner = owner
         self.lost: LeaseLost | None = None
         self.extended_at = time.monotonic() if since is None else since
-        self._on_abandon = on_abandon
+        self.on_abandon = on_abandon
         self._lost_after = owner.lease.total_seconds() if lost_after is None else lost_after
         self._batches: set[InFlightBatch] = set()
         self._lock = threading.Lock()
@@ -108,19 +109,12 @@ class Lease:
             self._batches.add(batch)
             lost = self.lost
         if lost is not None:
-            self.abandon(batch, lost)
+            batch.abandon(lost)
 
     def remove(self, batch: InFlightBatch) -> None:
         """Remove a batch that has ended."""
         with self._lock:
             self._batches.discard(batch)
-
-    def abandon(self, batch: InFlightBatch, reason: BaseException) -> bool:
-        """Take a batch away from its handler. Return False if another thread has claimed it."""
-        if not batch.abandon(reason):
-            return False
-        self._on_abandon(batch)
-        return True
 
     def lose(self, error: LeaseLost) -> bool:
         """Mark the lease as lost and abandon its batches. Return False if it was lost before."""
@@ -129,7 +123,7 @@ class Lease:
                 return False
             self.lost = error
         for batch in self.batches:
-            self.abandon(batch, error)
+            batch.abandon(error)
         return True
 
     def seconds_left(self) -> float:
@@ -158,7 +152,6 @@ class LeaseKeeper(PeriodicService):
         self._interval = length / 3
         self._on_loss = on_loss
         self._leases: dict[int, Lease] = {}
-        self._names: set[str] = set()
         self._lock = threading.Lock()
         longest = max(0.1, min(self._interval / 10, _LONGEST_RETRY_PAUSE))
         backoff = Backoff(min(0.1, self._interval), longest)
@@ -170,16 +163,10 @@ class LeaseKeeper(PeriodicService):
         with self._lock:
             return list(self._leases.values())
 
-    def owner_names(self) -> list[str]:
-        """Return the owners of all leases so far. A lease that is lost by the clock may exist in the database."""
-        with self._lock:
-            return list(self._names)
-
     def add(self, lease: Lease) -> None:
         """Add a lease to extend."""
         with self._lock:
             self._leases[id(lease)] = lease
-            self._names.add(lease.owner.name)
 
     def remove(self, lease: Lease) -> None:
         """Remove a lease, which then lapses unless it is released."""
@@ -238,14 +225,12 @@ class LeaseKeeper(PeriodicService):
 class UpkeepThread(PeriodicService):
     """Carries out upkeep (`TaskQueue.maintain`) every third of a lease, at least every minute.
 
-    It leaves out the owners of `own_names()`: a worker must not expire them after the database could not be reached. It
+    It leaves out the owners `own_names`: a worker must not expire them after the database could not be reached. It
     registers them again, or other programs expire them. It is no part of the LeaseKeeper, as an expiry of many tasks is
     slow, and heartbeats must not wait for it.
     """
 
-    def __init__(
-        self, own_names: Callable[[], Sequence[str]], connect: Connect, length: timedelta, limit: CallLimit
-    ) -> None:
+    def __init__(self, own_names: Sequence[str], connect: Connect, length: timedelta, limit: CallLimit) -> None:
         self._own_names = own_names
         self._interval = min(length.total_seconds() / 3, _LONGEST_UPKEEP_INTERVAL)
         super().__init__("taskq upkeep", connect, Backoff(self._interval, self._interval), limit)
@@ -253,7 +238,7 @@ class UpkeepThread(PeriodicService):
     def _run_once(self) -> float:
         began = time.monotonic()
         with self._session.queue() as queue:
-            has_more = queue.maintain(except_owners=self._own_names()).more
+            has_more = queue.maintain(except_owners=self._own_names).more
         # The server rests for longer than the call took.
         rest = max(_SHORTEST_UPKEEP_PAUSE, _UPKEEP_REST_FACTOR * (time.monotonic() - began))
         return min(self._interval, rest) if has_more else self._interval
@@ -272,21 +257,18 @@ class Watchdog(PeriodicService):
         self._report_every = config.slow_reports.every.total_seconds()
         self._limit = config.limit
         self._check = check
-        self._watched: set[InFlightBatch] = set()
-        self._lock = threading.Lock()
+        self._watched: set[InFlightBatch] = set()  # any thread may change it, as each operation on it is atomic
         super().__init__("taskq watchdog", connect=None)
 
     def add(self, batch: InFlightBatch) -> None:
         """Start to watch a batch. Call this method before the handler."""
         batch.began = time.monotonic()
         batch.report_at = batch.began + self._slow_after
-        with self._lock:
-            self._watched.add(batch)
+        self._watched.add(batch)
 
     def remove(self, batch: InFlightBatch) -> float:
         """End the watch of a batch. Return the seconds since `add`."""
-        with self._lock:
-            self._watched.remove(batch)
+        self._watched.remove(batch)
         return time.monotonic() - batch.began
 
     def _run_once(self) -> float:
@@ -297,9 +279,7 @@ class Watchdog(PeriodicService):
 
     def _check_handlers(self) -> None:
         now = time.monotonic()
-        with self._lock:
-            watched = list(self._watched)
-        for batch in watched:
+        for batch in list(self._watched):
             seconds = now - batch.began
             if now >= batch.report_at:
                 batch.report_at = now + self._report_every

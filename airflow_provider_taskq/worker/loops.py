@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Result, Task
 from airflow_provider_taskq.queue.backoff import Backoff
@@ -32,6 +31,7 @@ from airflow_provider_taskq.worker.runtime import WorkerRuntime
 from airflow_provider_taskq.worker.unanswered import UnansweredCommit
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_RECHECKS = 20  # polls in a row that get none of the ready tasks; they take about ten seconds
 
@@ -69,7 +69,7 @@ class Loop(ABC):
         self._work()
         self._session.close()
 
-    def _run_step(self, step: Callable[[], bool | None]) -> bool | None:
+    def _run_step(self, step: Callable[[], T]) -> T | None:
         """Run one step and return its result. After an error, call `on_fatal`, pause, and return None."""
         wakes = self._runtime.idle_wait.wakes()
         try:
@@ -184,14 +184,7 @@ class Loop(ABC):
             self._committer.release(InFlightBatch(Batch(ended.following), ended.lease, ended.token, ended.trace))
 
 
-class LastPoll(Enum):
-    """How the last poll of a loop ended, which decides when the next one follows."""
-
-    NONE = auto()  # there was none, or it failed before the call
-    UNANSWERED = auto()  # the next poll counts as a retry of it
-    FOUND = auto()  # at once
-    EMPTY = auto()  # after the worker's pause
-    MISSED = auto()  # soon: another poll may find tasks
+Pause: TypeAlias = Callable[[int], None]  # waits before the next poll, unless there was a wake since this one
 
 
 class PollLoop(Loop):
@@ -205,7 +198,6 @@ class PollLoop(Loop):
         super().__init__(runtime, room)
         self._poller = TaskPoller(runtime, self._session, runtime.next_owner_name())
         self._recheck = Backoff(0.01, 1.0)
-        self._last = LastPoll.NONE
         self._poll_seconds = 0.0  # of the last poll
         self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None  # the next poll completes it
 
@@ -213,15 +205,14 @@ class PollLoop(Loop):
         runtime = self._runtime
         while not runtime.stopping.is_set():
             wakes = runtime.idle_wait.wakes()
-            if self._run_step(self._poll_once) and self._last in (LastPoll.EMPTY, LastPoll.MISSED):
+            if pause := self._run_step(self._poll_once):
                 runtime.listeners.on_empty()
-                self._wait(wakes)
+                pause(wakes)
         self._finish()
         if runtime.stopped.is_set():
             # The runtime has released its leases already, but this loop may have registered one since.
             self._run_step(self._poller.release)
-        if self._last is LastPoll.UNANSWERED:
-            runtime.counters.poll_ended()
+        runtime.counters.poll_ended(self)
 
     def _finish(self) -> None:
         if self._handled is not None:
@@ -229,58 +220,54 @@ class PollLoop(Loop):
             self._run_step(lambda: self._committer.complete(batch, decisions))
         super()._finish()
 
-    def _poll_once(self) -> bool:
-        """Poll and dispatch a batch. Return False if there was no poll."""
-        try:
-            return self._poll_with_token()
-        except LeaseLost as error:
-            self._poller.recover(error)
-            return False
-
-    def _poll_with_token(self) -> bool:
+    def _poll_once(self) -> Pause | None:
+        """Poll and dispatch a batch. Return the pause that follows an empty poll."""
         runtime = self._runtime
         self._go_on()
-        self._poller.lease()
-        runtime.has_lease.set()
-        if runtime.stopping.is_set():  # the worker was stopped while the lease was registered
-            return False
-        size = self._capacity()
-        token = runtime.token(self._has_decided) if size else None
-        if token is None:
-            return False
         try:
-            batch = self._counted_poll(size, token)
-            if batch is not None:
-                self._dispatch(batch)
-            else:
-                token.release()
-        except BaseException:
-            token.release()
-            raise
-        return True
+            self._poller.lease()
+            runtime.has_lease.set()
+            if runtime.stopping.is_set():  # the worker was stopped while the lease was registered
+                return None
+            if not (size := self._capacity()) or (token := runtime.token(self._has_decided)) is None:
+                return None
+            return self._poll_with_token(size, token)
+        except LeaseLost as error:
+            self._poller.recover(error)
+            return None
 
-    def _counted_poll(self, size: int, token: Token) -> InFlightBatch | None:
-        """Poll, and set `idle` if the topic is drained."""
-        runtime, counters = self._runtime, self._runtime.counters
-        is_retry, self._last = self._last is LastPoll.UNANSWERED, LastPoll.UNANSWERED
+    def _poll_with_token(self, size: int, token: Token) -> Pause | None:
+        runtime, batch = self._runtime, None
         completing = len(self._handled[0].batch.tasks) if self._handled is not None else 0
-        quiet = counters.poll_started(completing, retried=is_retry)
+        mark = runtime.counters.poll_started(self, completing)
         began = time.monotonic()
-        polled = self._poll(size)
-        self._poll_seconds = time.monotonic() - began
+        try:
+            polled = self._poll(size)
+            fresh = runtime.without_returned(polled)
+            runtime.counters.poll_ended(self, fresh)
+            if fresh:
+                batch = runtime.start_batch(fresh, self._poller.lease(), token)
+        finally:
+            if batch is None:
+                token.release()
+        if batch is not None:
+            self._dispatch(batch)
         if polled:
-            self._last = LastPoll.FOUND
             self._recheck.reset()
-            return runtime.start_batch(polled, self._poller.lease(), token)
-        counters.poll_ended()
-        self._last = LastPoll.EMPTY
-        if not runtime.idle.is_set() and counters.is_quiet():
-            # Another poll may have completed a batch, and pushed tasks, since this one began.
-            if counters.is_quiet(quiet) and not self._has_missed() and counters.is_quiet(quiet):
-                runtime.idle.set()
-            else:
-                self._last = LastPoll.MISSED
-        return None
+            return None
+        self._poll_seconds = time.monotonic() - began
+        return self._pause_after(mark)
+
+    def _pause_after(self, mark: int) -> Pause:
+        """Return the pause that follows an empty poll, and set `idle` if the topic is drained."""
+        runtime, counters = self._runtime, self._runtime.counters
+        if runtime.idle.is_set() or not counters.is_quiet():
+            return self._pause
+        # Another poll may have completed a batch, and pushed tasks, since this one began.
+        if counters.is_quiet(mark) and not self._has_missed() and counters.is_quiet(mark):
+            runtime.idle.set()
+            return self._pause
+        return self._pause_shortly
 
     def _has_missed(self) -> bool:
         """Return whether to poll again soon, because the poll left ready tasks."""
@@ -295,12 +282,12 @@ class PollLoop(Loop):
         )
         return False
 
-    def _wait(self, wakes: int) -> None:
-        if self._last is LastPoll.MISSED:
-            self._runtime.idle_wait.sleep(wakes, self._recheck.next(), self._has_decided)
-        else:
-            self._recheck.reset()
-            self._runtime.idle_wait.wait(wakes, self._poll_seconds, self._has_decided)
+    def _pause(self, wakes: int) -> None:
+        self._recheck.reset()
+        self._runtime.idle_wait.wait(wakes, self._poll_seconds, self._has_decided)
+
+    def _pause_shortly(self, wakes: int) -> None:
+        self._runtime.idle_wait.sleep(wakes, self._recheck.next(), self._has_decided)
 
     def _capacity(self) -> int:
         """Wait until the loop can take tasks, and return their number. Return 0 for no poll now."""

@@ -1,6 +1,5 @@
 """Runtime of one worker: its threads and the state that they share, from the start of the worker to its stop."""
 
-import itertools
 import logging
 import threading
 import time
@@ -18,7 +17,7 @@ from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
 from airflow_provider_taskq.worker.handlers import WorkHandler
-from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseKeeper, UpkeepThread, Watchdog
+from airflow_provider_taskq.worker.lease import HandlerStuck, InFlightBatch, Lease, LeaseKeeper, UpkeepThread, Watchdog
 from airflow_provider_taskq.worker.limiter import NO_TOKEN, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.services import NotificationListener, PeriodicService
@@ -135,13 +134,9 @@ class ReturnedTasks:
             if snoozed or decision.result is Result.FAILURE:
                 self._attempts[task] = task.attempt
 
-    def without(self, polled: Polled) -> Polled:
-        """Return the polled tasks without those that came back at once."""
-        if not self._attempts:
-            return polled
-        fresh = Polled(task for task in polled if self._attempts.get(task) != task.attempt)
-        fresh.fence = polled.fence
-        return fresh
+    def among(self, polled: Polled) -> set[Task]:
+        """Return the polled tasks that came back at once."""
+        return {task for task in polled if self._attempts.get(task) == task.attempt} if self._attempts else set()
 
 
 class WorkerRuntime:
@@ -176,11 +171,12 @@ class WorkerRuntime:
         self.started: datetime | None = None  # by the database's clock
         self._encode: JsonEncoder = json_text
         self.error: BaseException | None = None  # of the limiter, which ended all polls
-        upkeep = UpkeepThread(self.keeper.owner_names, connect, config.lease, config.call_limit())
+        self._owner_names: list[str] = []
+        upkeep = UpkeepThread(self._owner_names, connect, config.lease, config.call_limit())
         self._services: list[PeriodicService] = [self.keeper, upkeep, self.watchdog]
         if config.listen:
             self._services.append(NotificationListener(connect, "taskq", self._on_notification, self.idle_wait.wake))
-        self._place, self._numbers = worker_instance_id(), itertools.count(1)
+        self._place = worker_instance_id()
         self.owner_prefix = f"{config.name}/{self._place}"
 
     def start(self, loops: Sequence["Loop"], timeout: float | None) -> None:
@@ -245,7 +241,8 @@ class WorkerRuntime:
 
     def next_owner_name(self) -> str:
         """Return an owner name that was not used before."""
-        return worker_owner_name(self.config.name, self._place, next(self._numbers))
+        self._owner_names.append(worker_owner_name(self.config.name, self._place, len(self._owner_names) + 1))
+        return self._owner_names[-1]
 
     def token(self, is_woken: Callable[[], bool]) -> Token | None:
         """Wait for the limiter's token. Return None if the worker stops, or if `is_woken()`."""
@@ -260,17 +257,19 @@ class WorkerRuntime:
             self.stop_polling()
             return None
 
-    def start_batch(self, polled: Polled, lease: Lease, token: Token) -> InFlightBatch | None:
-        """Count a polled batch and add it to its lease. Return None if a drain has tried all its tasks before."""
-        if self.returned is not None:
-            fresh = self.returned.without(polled)
-            if self.config.groups is not None:  # a group whose task came back is held as a whole, in its order
-                held = {task.identifier for task in set(polled).difference(fresh)}
-                fresh[:] = [task for task in fresh if task.identifier not in held]
-            polled = fresh
-        self.counters.poll_ended(polled)
-        if not polled:
-            return None
+    def without_returned(self, polled: Polled) -> Polled:
+        """Return the polled tasks without those that a drain has tried before."""
+        if self.returned is None or not (back := self.returned.among(polled)):
+            return polled
+        if self.config.groups is not None:  # a group whose task came back is held as a whole, in its order
+            groups = {task.identifier for task in back}
+            back = {task for task in polled if task.identifier in groups}
+        fresh = Polled(task for task in polled if task not in back)
+        fresh.fence = polled.fence
+        return fresh
+
+    def start_batch(self, polled: Polled, lease: Lease, token: Token) -> InFlightBatch:
+        """Make a batch of polled tasks and add it to its lease."""
         size = len(polled) if self.config.groups is None else 1  # a task of a group is a batch of its own
         owner = BatchOwner(lease.owner.name, polled.fence)
         return self._in_flight(polled[:size], polled[size:], owner, lease, token)
@@ -303,11 +302,13 @@ class WorkerRuntime:
 
     def on_abandoned(self, batch: InFlightBatch) -> None:
         """Count, log and report a batch that was taken away from its handler. Its tasks are polled again later."""
+        reason = batch.abandoned_for
+        if reason is None or isinstance(reason, HandlerStuck):  # its loop commits this failure
+            return
         batch.token.release()
         self.count_end(len(batch.tasks), {})
-        log.warning("batch abandoned: %s reason=%s", batch.describe(), batch.abandoned_for)
-        if batch.abandoned_for is not None:
-            self.listeners.on_error(batch.trace, batch.abandoned_for)
+        log.warning("batch abandoned: %s reason=%s", batch.describe(), reason)
+        self.listeners.on_error(batch.trace, reason)
 
     def _on_lease_lost(self, error: LeaseLost) -> None:
         self.counters.add(leases_lost=1)
@@ -317,7 +318,7 @@ class WorkerRuntime:
         reason = WorkerStopped(f"worker {self.config.name!r} stopped")
         leases, reachable = self.keeper.leases, True
         for batch in [batch for lease in leases for batch in lease.batches]:
-            batch.lease.abandon(batch, reason)
+            batch.abandon(reason)
         with closing(self.session()) as session:
             for lease in leases:
                 # After one call without an answer the other leases lapse: each call would delay the stop.
