@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from airflow_provider_taskq.cli._options import COUNT, DURATION, MAX_FAILED, TOP
 from airflow_provider_taskq.cli._output import facts, sanitize
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.queue import Condition, FailureLimit, Order, TaskQueueError, TooManyUndecided
-from airflow_provider_taskq.worker import MetricsEndpoint, Worker, WorkerListener
+from airflow_provider_taskq.worker import MetricsEndpoint, Worker
 
 ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 
@@ -97,15 +96,11 @@ def worker(
     if max_failed is not None and not drain:
         raise click.UsageError("--max-failed needs --drain: a worker without it runs until it is stopped")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    stopper = _StopWhenEmpty(grace)
     topic, threads, named = settings.pop("topic"), settings.pop("threads"), _load_handler(handler)
     try:
-        made = Worker(
-            session.connection, topic, named, workers=threads, listener=stopper if drain else None, **settings
-        )
+        made = Worker(session.connection, topic, named, workers=threads, **settings)
     except (TypeError, ValueError) as error:
         raise click.UsageError(f"invalid worker settings: {error}") from None
-    stopper.worker = made
     with nullcontext() if metrics_port is None else _metrics_endpoint(made, metrics_host, metrics_port):
         made.run(grace, drain=drain)
     failure: TaskQueueError | None = max_failed.exceeded(topic, made.counts()) if max_failed else None
@@ -134,22 +129,6 @@ def _metrics_endpoint(worker: Worker, host: str, port: int) -> Iterator[None]:
 
 
 _SHOWN_COUNTS = ("handled", "succeeded", "filtered", "suspended", "failed", "undecided", "abandoned", "batches")
-
-
-class _StopWhenEmpty(WorkerListener):
-    """A listener that stops the worker when a poll finds no task while no batch is running."""
-
-    def __init__(self, grace: timedelta) -> None:
-        self.worker: Worker | None = None
-        self._grace = grace
-        self._stopped = threading.Event()
-
-    def on_empty(self) -> None:
-        """Stop the worker, unless a batch is running: its thread polls again after the batch."""
-        if self.worker is None or not self.worker.is_idle or self._stopped.is_set():
-            return
-        self._stopped.set()
-        threading.Thread(target=self.worker.stop, args=(self._grace,)).start()  # stop() waits for the calling thread
 
 
 def _load_handler(name: str) -> Any:

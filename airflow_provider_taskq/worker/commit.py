@@ -6,16 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count, groupby
 from typing import cast
 
-from airflow_provider_taskq.queue import (
-    Decision,
-    Junction,
-    LeaseLost,
-    NotHeld,
-    Owner,
-    Result,
-    Task,
-    TaskQueue,
-)
+from airflow_provider_taskq.queue import Decision, Junction, LeaseLost, NotHeld, Owner, Result, Task, TaskQueue
 from airflow_provider_taskq.queue.backoff import retrying
 from airflow_provider_taskq.queue.encoding import JsonEncoder
 from airflow_provider_taskq.queue.errors import first_line
@@ -174,12 +165,11 @@ class BatchCommitter:
         """Commit the decisions, perhaps after an earlier call. After an error, commit FAILURE for the batch."""
         try:
             committed = self._commit(batch, batch.batch, decisions, earlier or UnansweredCommit())
-        except (LeaseLost, WorkerStopped) as error:
-            self._abandon(batch, error)
         except Exception as error:  # noqa: BLE001 -- such as that of a follow-up: it has undone the transaction
             self.fail(batch, error)
         else:
-            self.completed(batch, committed)
+            if committed is not None:
+                self.completed(batch, committed)
 
     def completed(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
         """Count and report a batch that is committed."""
@@ -188,26 +178,29 @@ class BatchCommitter:
 
     def fail(self, batch: InFlightBatch, error: BaseException) -> None:
         """Commit FAILURE for all tasks of a batch. If this fails, too, abandon all batches of the lease."""
-        tasks = batch.batch.tasks
-        failed = dict.fromkeys(tasks, Decision(Result.FAILURE, error=error))
+        failed = dict.fromkeys(batch.batch.tasks, Decision(Result.FAILURE, error=error))
         try:
-            committed = self._commit(batch, Batch(tasks), failed, UnansweredCommit())
-        except (LeaseLost, WorkerStopped) as lost:
-            self._abandon(batch, lost)
+            committed = self._commit(batch, Batch(failed), failed, UnansweredCommit())
         except Exception as fatal:
             self._abandon(batch, LeaseLost(f"a batch could neither be completed nor failed: {fatal}"))
             raise
-        else:
+        if committed is not None:
             self._account_for(batch, committed)
             self._runtime.listeners.on_error(batch.trace, error)
 
+    def release(self, batch: InFlightBatch) -> None:
+        """Release the tasks of a batch that no handler got. Its attempt does not count."""
+        released = dict.fromkeys(batch.batch.tasks, UNDECIDED)
+        if self._commit(batch, Batch(released), released, UnansweredCommit()) is not None:
+            self._account_for(batch, {})
+
     def _commit(
         self, in_flight: InFlightBatch, batch: Batch, decisions: Mapping[Task, Decision], calls: UnansweredCommit
-    ) -> Mapping[Task, Decision]:
+    ) -> Mapping[Task, Decision] | None:
         """Commit the decisions on the tasks that the owner still holds, and return them.
 
         Retry as long as the lease lasts, unless the error is the fault of the tasks: the server must not fail finished
-        work.
+        work. If the lease is lost or the worker stops, abandon the batch and return None.
         """
         attempts = count(1)
 
@@ -228,7 +221,11 @@ class BatchCommitter:
             calls.failed(error)
             return self._may_retry(error, next(attempts))
 
-        return retrying(commit, may_retry, lambda seconds: self._pause(in_flight, seconds))
+        try:
+            return retrying(commit, may_retry, lambda seconds: self._pause(in_flight, seconds))
+        except (LeaseLost, WorkerStopped) as error:
+            self._abandon(in_flight, error)
+            return None
 
     def _may_retry(self, error: Exception, attempt: int) -> bool:
         if isinstance(error, NotHeld):
@@ -254,16 +251,6 @@ class BatchCommitter:
         following, batch.following = batch.following, ()
         self._account_for(batch, {}, len(following))
         self._runtime.listeners.on_error(batch.trace, error)
-
-    def release(self, batch: InFlightBatch) -> None:
-        """Release the tasks of a batch that no handler got. Its attempt does not count."""
-        tasks = batch.batch.tasks
-        try:
-            self._commit(batch, Batch(tasks), dict.fromkeys(tasks, UNDECIDED), UnansweredCommit())
-        except (LeaseLost, WorkerStopped) as error:
-            self._abandon(batch, error)
-        else:
-            self._account_for(batch, {})
 
     def _account_for(self, batch: InFlightBatch, committed: Mapping[Task, Decision], lost: int = 0) -> None:
         batch.committed = committed

@@ -204,6 +204,8 @@ class WorkerRuntime:
 
     def stop(self, timeout: float | None, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Wait for the batches in flight, at most `timeout` seconds or until `is_hurried()`, and release all leases."""
+        if self.stopped.is_set():
+            return
         try:
             self.stop_polling()
             self._wait_for_loops(None if timeout is None else time.monotonic() + timeout, is_hurried)

@@ -8,13 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Self
 
-from airflow_provider_taskq.queue import (
-    DrainCounts,
-    FailureLimit,
-    MaxFailed,
-    TaskQueue,
-    TooManyUndecided,
-)
+from airflow_provider_taskq.queue import DrainCounts, FailureLimit, MaxFailed, TaskQueue, TooManyUndecided
 from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.metrics import Recorder
 from airflow_provider_taskq.worker.config import WorkerConfig
@@ -63,8 +57,7 @@ class Worker(WorkerConfig):
         self.connect: Connect = connection_factory(self.dsn, self.lease)
         self._handler = handler_of(self.handler)
         self._counters = WorkerCounters()
-        self._runtime: WorkerRuntime | None = None
-        self._last_runtime: WorkerRuntime | None = None  # kept after a stop, for counts()
+        self._runtime: WorkerRuntime | None = None  # of the last start
         self._hurried = False
         self._lock = threading.RLock()  # a signal handler may stop a worker that starts or stops in the same thread
 
@@ -73,12 +66,6 @@ class Worker(WorkerConfig):
         """Whether the worker runs; False from the beginning of a stop."""
         runtime = self._runtime
         return runtime is not None and not runtime.stopping.is_set()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether a poll has found nothing, since the start, while no task was in flight."""
-        runtime = self._runtime
-        return runtime is not None and runtime.idle.is_set()
 
     def start(self, timeout: DurationLike | None = GRACE, *, drain: bool = False) -> bool:
         """Start the worker, and return when it holds a lease. Return False if the worker runs already.
@@ -96,7 +83,7 @@ class Worker(WorkerConfig):
             self._hurried = False
             runtime = WorkerRuntime(self, self.connect, self._handler, self._counters, drains=drain)
             runtime.start(loops_of(runtime), to_seconds(timeout))
-            self._runtime = self._last_runtime = runtime
+            self._runtime = runtime
             return True
 
     def stop(self, timeout: DurationLike | None = GRACE) -> bool:
@@ -112,9 +99,8 @@ class Worker(WorkerConfig):
             self.hurry()
         with self._lock:
             active = self.is_active
-            runtime, self._runtime = self._runtime, None
-            if runtime is not None:
-                runtime.stop(seconds, lambda: self._hurried)
+            if self._runtime is not None:
+                self._runtime.stop(seconds, lambda: self._hurried)
             return active
 
     def __enter__(self) -> Self:
@@ -130,11 +116,10 @@ class Worker(WorkerConfig):
 
     def resume(self) -> bool:
         """Let the worker poll now instead of after its pause. Return False if the worker does not run."""
-        runtime = self._runtime
-        if runtime is None or not self.is_active:
-            return False
-        runtime.idle_wait.wake()
-        return True
+        active = self.is_active
+        if active and self._runtime is not None:
+            self._runtime.idle_wait.wake()
+        return active
 
     def statistics(self) -> WorkerStatistics:
         """Return the counters since the worker was created."""
@@ -155,7 +140,7 @@ class Worker(WorkerConfig):
         :param timeout: None for no limit.
         :raises BaseException: the error of the limiter, if that ended the worker.
         """
-        seconds, runtime = to_seconds(timeout), self._last_runtime
+        seconds, runtime = to_seconds(timeout), self._runtime
         if runtime is None:
             return True
         if not runtime.stopping.wait(seconds):
@@ -184,8 +169,7 @@ class Worker(WorkerConfig):
         limit, undecided_before = FailureLimit.of(max_failed), self.statistics().undecided
         try:
             self.start(drain=True)
-            runtime = self._runtime
-            while runtime is not None and not runtime.idle.wait(CHECK_SECONDS) and not runtime.stopping.is_set():
+            while not self._has_ended(drain=True):
                 pass
         except BaseException:
             self.stop(0)
@@ -204,7 +188,7 @@ class Worker(WorkerConfig):
 
     def counts(self) -> DrainCounts:
         """Ask the database how many tasks this worker has ended since its last start, and how many of them failed."""
-        runtime = self._last_runtime
+        runtime = self._runtime
         if runtime is None or runtime.started is None:
             return DrainCounts(0, 0)
         with closing(self.connect()) as conn:
@@ -213,16 +197,24 @@ class Worker(WorkerConfig):
     def run(self, grace: DurationLike | None = GRACE, *, drain: bool = False) -> None:
         """Run until SIGTERM or SIGINT. Then stop within `grace`, or at once after a second signal.
 
-        :param drain: see `start`.
+        :param drain: whether to stop also when the topic is drained, see `drain`.
         :raises BaseException: the error of the limiter, if that ended the worker.
         """
         with StopSignals(self.hurry) as signals:
             self.start(drain=drain)
             try:
-                while not signals.received and not self.wait(CHECK_SECONDS):
+                while not signals.received and not self._has_ended(drain=drain):
                     pass
             finally:
                 self.stop(grace)
+            self.wait()
+
+    def _has_ended(self, *, drain: bool) -> bool:
+        """Wait a moment, and return whether the worker was stopped, or has drained the topic."""
+        runtime = self._runtime
+        if runtime is None:
+            return True
+        return (runtime.idle if drain else runtime.stopping).wait(CHECK_SECONDS) or runtime.stopping.is_set()
 
 
 class PersistentWorker:

@@ -270,7 +270,7 @@ def test_a_drain_polls_again_if_a_concurrent_poll_hid_ready_tasks(
         hold_turns(other)  # as an earlier poll
         drained = pool.submit(worker.drain)
         until(lambda: polls.count > 2)
-        assert not worker.is_idle
+        assert not drained.done()
         other.rollback()
         assert drained.result(60).handled == 2
         queue.push("work", ["b"])
