@@ -1,7 +1,7 @@
 """An HTTP endpoint with the metrics of workers, for Prometheus. Needs the extra `prometheus`."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from math import nan
 from typing import Any
@@ -16,8 +16,6 @@ from airflow_provider_taskq.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
-Sample = tuple[Metric, tuple[str, ...]]  # a metric, and the values of its labels
-
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 DEPTH_INTERVAL = 15.0  # seconds between two queries for the depth
 DEPTH_LIMIT = 10_000  # the depth gauges stop counting here, which bounds the cost of the query
@@ -26,32 +24,6 @@ _METHODS = {"counter": "inc", "gauge": "set", "histogram": "observe"}
 # In each query: a role may get access as reader later. A refused call would also write an error to the server's log.
 _MAY_BROWSE = """SELECT FROM pg_proc
     WHERE oid = 'taskq.browse_topics'::regproc AND has_function_privilege(oid, 'EXECUTE')"""
-
-
-class PrometheusRecorder:
-    """Counters, gauges and histograms of prometheus_client, in a registry of their own: see `Recorder`."""
-
-    def __init__(self) -> None:
-        try:
-            import prometheus_client
-        except ImportError:
-            raise TaskQueueError(
-                "the metrics endpoint needs the package prometheus-client: pip install prometheus-client"
-            ) from None
-        self.registry = prometheus_client.CollectorRegistry()
-        prometheus_client.ProcessCollector(registry=self.registry)
-        self.families: dict[Metric, Any] = {}
-        for metric in (each for each in METRICS if each.prometheus):
-            kind = getattr(prometheus_client, metric.kind.title())
-            options = {"buckets": BUCKETS} if metric.kind == "histogram" else {}
-            self.families[metric] = kind(
-                metric.prometheus, metric.meaning, metric.labels, registry=self.registry, **options
-            )
-
-    def __call__(self, metric: Metric, value: float, /, **labels: str | None) -> None:
-        """Record a value."""
-        if family := self.families.get(metric):
-            getattr(family.labels(**labels) if labels else family, _METHODS[metric.kind])(value)
 
 
 class MetricsEndpoint(PeriodicService):
@@ -74,15 +46,14 @@ class MetricsEndpoint(PeriodicService):
         self._address = (host, port)
         self._server: Any = None
         self._topics = list(dict.fromkeys(worker.topic for worker in workers))
-        self._depths: set[Sample] = set()  # which are served
-        self._recorder = PrometheusRecorder()
+        self._registry, self._families = _prometheus_families()
         for worker in workers:
             self._add(worker)
 
     def _add(self, worker: Worker) -> None:
-        worker.record_to(self._recorder)
+        worker.record_to(self._record)
         labels = {"topic": worker.topic, "worker": worker.name}
-        self._recorder.families[metrics.RUN_TIME].labels(**labels)  # serves it before the first batch
+        self._families[metrics.RUN_TIME].labels(**labels)  # serves it before the first batch
         gauges: dict[Metric, Callable[[], float]] = {
             metrics.IN_FLIGHT: lambda: worker.statistics().in_flight,
             metrics.LEASES: lambda: len(worker.lease_seconds_left()),
@@ -90,7 +61,12 @@ class MetricsEndpoint(PeriodicService):
             metrics.RUNNING: lambda: worker.is_active,
         }
         for metric, read in gauges.items():
-            self._recorder.families[metric].labels(**labels).set_function(read)
+            self._families[metric].labels(**labels).set_function(read)
+
+    def _record(self, metric: Metric, value: float, /, **labels: str | None) -> None:
+        """Record a value; see `Recorder`."""
+        if family := self._families.get(metric):
+            getattr(family.labels(**labels) if labels else family, _METHODS[metric.kind])(value)
 
     @property
     def url(self) -> str:
@@ -110,7 +86,7 @@ class MetricsEndpoint(PeriodicService):
             raise TaskQueueError("the metrics endpoint runs already")
         host, port = self._address
         try:
-            self._server, self._server_thread = start_http_server(port, host, self._recorder.registry)
+            self._server, self._server_thread = start_http_server(port, host, self._registry)
         except UnicodeError:  # of Python's socket module
             raise OSError("the name of the host is invalid") from None
         super().start()
@@ -125,39 +101,50 @@ class MetricsEndpoint(PeriodicService):
         return super().stop(timeout)
 
     def _run_once(self) -> float:
-        depths: dict[Sample, int] = {}
+        samples: list[tuple[Metric, float, dict[str, str]]] = []
         is_up = False
         try:
             with self._session.queue() as queue:
                 may_browse = queue.conn.execute(_MAY_BROWSE).rowcount > 0
-                for topic in self._topics:
-                    depths |= self._read(queue, topic, may_browse)
+                samples = [sample for topic in self._topics for sample in self._read(queue, topic, may_browse)]
             is_up = True
         finally:
-            self._serve(depths if is_up else {})
-            self._recorder(metrics.DATABASE_UP, int(is_up))
+            for metric in (metrics.DEPTH, metrics.OLDEST_READY):
+                self._families[metric].clear()
+            for metric, number, labels in samples:
+                self._record(metric, number, **labels)
+            self._record(metrics.DATABASE_UP, is_up)
         return DEPTH_INTERVAL
 
-    def _read(self, queue: TaskQueue, topic: str, may_browse: bool) -> dict[Sample, int]:
-        """Return the tasks of a topic by status, and how many seconds the oldest due task has been due.
+    def _read(self, queue: TaskQueue, topic: str, may_browse: bool) -> Iterator[tuple[Metric, float, dict[str, str]]]:
+        """Yield the tasks of a topic by status, and how many seconds the oldest due task has been due.
 
         Without access as reader, this is the part that a consumer may see. It is empty if the topic was dropped.
         """
+        tasks: dict[str, int] = {}
         if may_browse and (summary := queue.browse_topic(topic, DEPTH_LIMIT)):
-            states = {state: getattr(summary, column) for state, column in DEPTH_COLUMNS.items()}
-            return {**_depths(topic, states), (metrics.OLDEST_READY, (topic,)): summary.oldest_seconds or 0}
-        with suppress(UnknownTopic):
-            status = queue.topic_status(topic, cap=DEPTH_LIMIT)
-            return _depths(topic, {state: getattr(status, state) for state in DEPTH_COLUMNS if hasattr(status, state)})
-        return {}
-
-    def _serve(self, depths: dict[Sample, int]) -> None:
-        for metric, labels in self._depths - depths.keys():
-            self._recorder.families[metric].remove(*labels)
-        for (metric, labels), number in depths.items():
-            self._recorder.families[metric].labels(*labels).set(number)
-        self._depths = set(depths)
+            tasks = {state: getattr(summary, column) for state, column in DEPTH_COLUMNS.items()}
+            yield metrics.OLDEST_READY, summary.oldest_seconds or 0, {"topic": topic}
+        else:
+            with suppress(UnknownTopic):
+                status = queue.topic_status(topic, cap=DEPTH_LIMIT)
+                tasks = {state: getattr(status, state) for state in DEPTH_COLUMNS if hasattr(status, state)}
+        for state, number in tasks.items():
+            yield metrics.DEPTH, number, {"topic": topic, "state": state}
 
 
-def _depths(topic: str, states: dict[str, int]) -> dict[Sample, int]:
-    return {(metrics.DEPTH, (topic, state)): tasks for state, tasks in states.items()}
+def _prometheus_families() -> tuple[Any, dict[Metric, Any]]:
+    """Return a registry of prometheus_client of its own, and the metrics in it."""
+    try:
+        import prometheus_client
+    except ImportError:
+        raise TaskQueueError(
+            "the metrics endpoint needs the package prometheus-client: pip install prometheus-client"
+        ) from None
+    registry, families = prometheus_client.CollectorRegistry(), {}
+    prometheus_client.ProcessCollector(registry=registry)
+    for metric in (each for each in METRICS if each.prometheus):
+        kind = getattr(prometheus_client, metric.kind.title())
+        options = {"buckets": BUCKETS} if metric.kind == "histogram" else {}
+        families[metric] = kind(metric.prometheus, metric.meaning, metric.labels, registry=registry, **options)
+    return registry, families
