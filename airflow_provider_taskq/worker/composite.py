@@ -1,7 +1,6 @@
 """Composites: handlers of named steps with dependencies, which run in a worker's threads or as a Spark plan."""
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -41,10 +40,6 @@ class Composite:
     :param concurrency: batches that run at once in threads of the composite, so that `handle` returns a Future, and a
         thread of a worker may have several batches open. With 0, `handle` runs the batch in the calling thread.
     """
-
-    _threads: CompositeThreads | None
-    _open: set[Future[Decisions]]
-    _lock: threading.Lock
 
     def __init__(self, name: str, *, threads: int | None = None, concurrency: int = 0) -> None:
         to_integer(concurrency, "concurrency", 0)
@@ -138,24 +133,23 @@ class Composite:
 
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Run a batch through the steps. Return the decision on each task, or with `concurrency` a Future of them."""
-        threads = self._started()
-        run = CompositeRun(self.name, self.steps, self.contexts, batch, threads)
+        self.open()
+        self._has_started = True
+        run = CompositeRun(self.name, self.steps, self.contexts, batch, self._threads)
         if not self._options[1]:
             return run.decisions()
-        future = threads.batches.submit(batch, f"composite {self.name}", run.decisions)
+        future = self._threads.batches.submit(batch, f"composite {self.name}", run.decisions)
         self._open.add(future)
         future.add_done_callback(self._open.discard)
         return future
 
     def close(self) -> None:
         """Wait for the open batches. A later batch starts the composite again."""
-        with self._lock:
-            threads, self._threads = self._threads, None
+        self._has_started = False
         for future in list(self._open):
             with suppress(CancelledError):
                 future.exception()  # waits
-        if threads is not None:
-            threads.loop.close()
+        self._threads.loop.close()
 
     def _add_step(
         self, function: F | None, name: str | None, after: After, mode: StepMode, *, whole: bool
@@ -186,26 +180,19 @@ class Composite:
         raise InvalidArgument(f"composite {self.name!r} has no step {name!r} for `after`; its steps: {known}")
 
     def _change(self, **attributes: Any) -> None:
-        with self._lock:
-            if self._threads is not None:
-                raise InvalidArgument(f"composite {self.name!r} has started and cannot be changed")
-            self.__dict__.update(attributes)
-
-    def _started(self) -> CompositeThreads:
-        with self._lock:
-            if self._threads is None:
-                self.open()
-                size, concurrency = self._options
-                self._threads = CompositeThreads(self.name, concurrency, size or min(32, (os.cpu_count() or 1) + 4))
-            return self._threads
+        if self._has_started:
+            raise InvalidArgument(f"composite {self.name!r} has started and cannot be changed")
+        self.__dict__.update(attributes)
 
     def __getstate__(self) -> _State:
         return self.name, self.steps, self.contexts, self._options
 
     def __setstate__(self, state: _State) -> None:
         self.name, self.steps, self.contexts, self._options = state
-        self._threads, self._open = None, set()
-        self._lock = threading.Lock()
+        size, concurrency = self._options
+        self._threads = CompositeThreads(self.name, concurrency, size or min(32, (os.cpu_count() or 1) + 4))
+        self._open: set[Future[Decisions]] = set()
+        self._has_started = False
 
     def __repr__(self) -> str:
         return f"Composite({self.name!r}, steps={[step.name for step in self.steps]})"

@@ -1,5 +1,6 @@
 """The run of a batch through the steps of a composite: each step after its dependencies."""
 
+import asyncio
 import inspect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +86,8 @@ class CompositeRun:
         Raises InterruptedError or CancelledError if the batch is abandoned.
         """
         self._run_steps()
-        self._check()
+        if self.batch.cancelled.is_set():
+            raise InterruptedError(f"a batch of composite {self.name!r} was abandoned")
         merged = {task: self._merged(task) for task in self.batch.tasks}
         added = [apply_context(context, self.batch, merged) for context in self.contexts]
         sort_follow_ups(self.batch)
@@ -95,7 +97,7 @@ class CompositeRun:
 
     def _run_steps(self) -> None:
         """Start each step when its dependencies have ended. A lone step runs in this thread."""
-        left = {step.name: step for step in self.steps}
+        left = list(self.steps)
         running: dict[Future[dict[Task, Decision]], str] = {}
         ended: SimpleQueue[Future[dict[Task, Decision]]] = SimpleQueue()
 
@@ -105,14 +107,15 @@ class CompositeRun:
 
         with self.batch.running(f"composite {self.name}", cancel=abandon):
             while left or running:
-                ready = self._take_ready(left)
-                if len(ready) == 1 and not running:
-                    ((step, tasks),) = ready
-                    self._check()
-                    self.done[step.name] = in_batch(self.batch, f"step {step.name}", self._call_of(step, tasks))
-                    continue
-                for step, tasks in ready:
-                    future = self.threads.steps.submit(self.batch, f"step {step.name}", self._call_of(step, tasks))
+                ready = [step for step in left if self.done.keys() >= set(step.after)]
+                left = [step for step in left if step not in ready]
+                is_alone = len(ready) == 1 and not running
+                for step in ready:
+                    call = StepRun(step, self._entering(step), self.batch, self.threads).decisions
+                    if is_alone:
+                        self.done[step.name] = in_batch(self.batch, f"step {step.name}", call)
+                        continue
+                    future = self.threads.steps.submit(self.batch, f"step {step.name}", call)
                     running[future] = step.name
                     future.add_done_callback(ended.put)
                 if self.batch.cancelled.is_set():  # before `running` had the last Futures
@@ -121,29 +124,10 @@ class CompositeRun:
                     future = ended.get()
                     self.done[running.pop(future)] = future.result()
 
-    def _take_ready(self, left: dict[str, Step]) -> list[tuple[Step, list[Task]]]:
-        """Remove the steps that can start from `left`. Return them with their tasks; end steps without tasks."""
-        ready: list[tuple[Step, list[Task]]] = []
-        for step in list(left.values()):  # in order of definition, since a step without tasks makes later ones ready
-            if all(name in self.done for name in step.after):
-                del left[step.name]
-                if tasks := self._entering(step):
-                    ready.append((step, tasks))
-                else:
-                    self.done[step.name] = {}
-        return ready
-
     def _entering(self, step: Step) -> list[Task]:
         """Return the tasks that every step before this one has continued."""
         before = [self.done[name] for name in step.after]
         return [task for task in self.batch.tasks if all(task in done and done[task].continued for done in before)]
-
-    def _call_of(self, step: Step, tasks: list[Task]) -> Callable[[], dict[Task, Decision]]:
-        return StepRun(step, tasks, self.batch, self.threads).decisions
-
-    def _check(self) -> None:
-        if self.batch.cancelled.is_set():
-            raise InterruptedError(f"a batch of composite {self.name!r} was abandoned")
 
     def _merged(self, task: Task) -> Decision:
         """Merge the decisions of the steps. If two results are equal, keep the message of the later step."""
@@ -161,28 +145,27 @@ class StepRun:
     threads: CompositeThreads
 
     def decisions(self) -> dict[Task, Decision]:
-        """Call the step, and return a decision on each task.
+        """Call the step, unless no task enters it, and return a decision on each task.
 
         An exception fails the task of the call. An exception of a batch step fails all tasks. A TaskResultException
         sets their result instead. A task without a decision fails. Raises ForeignDecision if the step decides on other
         tasks.
         """
+        if not self.tasks:
+            return {}
         try:
-            decided = self._call_whole() if self.step.whole else self._call_each()
+            decided = decisions_of(self._call(self.tasks), self.tasks) if self.step.whole else self._call_each()
         except Exception as error:  # noqa: BLE001 -- any error fails these tasks
             decided = dict.fromkeys(self.tasks, decision_on(error))
         return complete_decisions(f"step {self.step.name!r}", self.tasks, decided)
 
-    def _call_whole(self) -> dict[Task, Decision]:
-        return decisions_of(self._call(self.tasks), self.tasks)
-
     def _call_each(self) -> dict[Task, Decision]:
         """Call the step for each task: on the event loop, in this thread, or in several threads."""
-        step, threads = self.step, self.threads
-        is_parallel = step.mode is StepMode.PARALLEL and len(self.tasks) > 1
-        if step.is_coroutine and is_parallel:
-            call = partial(step.function, batch=self.batch)
-            return dict(self._wait(self._on_loop(partial(decide_all, self.batch, self._name, call, self.tasks))))
+        is_parallel = self.step.mode is StepMode.PARALLEL
+        if self.step.is_coroutine:
+            call, room = partial(self.step.function, batch=self.batch), None if is_parallel else asyncio.Semaphore(1)
+            whole = partial(decide_all, self.batch, self._name, call, self.tasks, room=room)
+            return dict(self._wait(self._on_loop(whole)))
         decided: dict[Task, Decision] = {}
         left = deque(self.tasks)
 
@@ -192,18 +175,15 @@ class StepRun:
                     task = left.popleft()
                 except IndexError:
                     return  # another thread has taken the last task
-                decided[task] = self._decide(task)
+                decided[task] = decide(attempt(partial(self._call, task)))
 
-        count = min(threads.size, len(left)) if is_parallel else 1
+        count = min(self.threads.size, len(left)) if is_parallel else 1
         if count == 1:
             work()
         else:
-            shares = [threads.calls.submit(self.batch, self._name, work) for _ in range(count)]
+            shares = [self.threads.calls.submit(self.batch, self._name, work) for _ in range(count)]
             self._wait(then(shares, lambda: None))
         return decided
-
-    def _decide(self, task: Task) -> Decision:
-        return decide(attempt(partial(self._call, task)))
 
     @property
     def _name(self) -> str:

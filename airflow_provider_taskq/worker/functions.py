@@ -74,11 +74,8 @@ def each(
         return CoroutineHandler(function, success_on, concurrency)
     if processes:
         return ProcessHandler(function, success_on, Processes(processes))
-    if executor is not None:
-        return EachHandler(function, success_on, OtherExecutor(executor))
-    if threads > 1:
-        return EachHandler(function, success_on, Threads(threads, "taskq handler"))
-    return EachHandler(function, success_on, None, concurrency)
+    threaded = OtherExecutor(executor) if executor else Threads(threads, "taskq handler") if threads > 1 else None
+    return EachHandler(function, success_on, threaded, None if threaded else concurrency)
 
 
 def batch(function: BatchFunction, *, success_on: Exceptions = (), concurrency: int | None = None) -> WorkHandler:
@@ -132,40 +129,21 @@ class EachHandler:
 
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Return the decision on each task, or a Future of them. Start no task after the batch is abandoned."""
-        if self._executor is None:
-            return self._handle_here(batch)
-        executor, name = self._executor, self.name
-        started = {
-            task: executor.submit(batch, f"{name} for task {task.sequence}", self._call_of(task, batch))
-            for task in batch.tasks
-        }
+        started: dict[Task, Any] = {}
+        for task in batch.tasks:
+            call = self._call_of(task, batch)
+            if self._executor is not None:
+                started[task] = self._executor.submit(batch, f"{self.name} for task {task.sequence}", call)
+            elif batch.cancelled.is_set():
+                break
+            else:
+                started[task] = attempt(call)
         return then(started.values(), lambda: {task: self._decide(task, started[task], batch) for task in started})
 
     def close(self) -> None:
         """End the threads or processes. Do not wait for a stuck one."""
         if self._executor is not None:
             self._executor.close()
-
-    def _handle_here(self, batch: Batch) -> Decisions | Future[Decisions]:
-        """Call the function for one task after another in this thread."""
-        decided: dict[Task, Decision] = {}
-        waiting: dict[Task, Future[Any]] = {}
-        for task in batch.tasks:
-            if batch.cancelled.is_set():
-                break
-            try:
-                outcome = self._function(task, batch=batch)
-                if isinstance(outcome, Future):
-                    waiting[task] = outcome
-                else:
-                    decided[task] = decision_of(outcome)
-            except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
-                decided[task] = decision_on(error, self._success_on)
-        if not waiting:
-            return decided
-        return then(
-            waiting.values(), lambda: decided | {task: self._decide(task, waiting[task], batch) for task in waiting}
-        )
 
     def _call_of(self, task: Task, batch: Batch) -> Callable[[], Any]:
         return partial(self._function, task, batch=batch)
@@ -180,8 +158,8 @@ class CoroutineHandler(EachHandler):
     def __init__(self, function: Callable[..., Any], success_on: Exceptions, concurrency: int) -> None:
         self._loop = EventLoop("taskq event loop")
         super().__init__(function, success_on, self._loop, concurrency)
-        self._new_room = partial(asyncio.Semaphore, concurrency)
-        self._room = self._new_room()
+        self._room_size = concurrency
+        self._room = asyncio.Semaphore(concurrency)
 
     def handle(self, batch: Batch) -> Future[Decisions]:
         """Return a Future of the decision on each task."""
@@ -193,7 +171,7 @@ class CoroutineHandler(EachHandler):
     def close(self) -> None:
         """Cancel the coroutines that still run, and end the loop."""
         self._loop.close()
-        self._room = self._new_room()  # the old one belongs to the ended loop
+        self._room = asyncio.Semaphore(self._room_size)  # the old one belongs to the ended loop
 
 
 async def decide_all(

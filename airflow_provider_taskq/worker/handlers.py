@@ -6,7 +6,7 @@ of its values a function gets: the task comes first, then what the runner suppli
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -205,10 +205,13 @@ def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
 
 def decide(outcome: object, success_on: Exceptions = ()) -> Decision:
     """Convert the outcome of a call, or of its Future, which is done, to a decision. An error is a decision, too."""
-    try:
-        return decision_of(final(outcome))
-    except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
-        return decision_on(error, success_on)
+    while isinstance(outcome, Future):
+        # Not raised here, so that its trace has no frames of the Future. It may be SystemExit: it fails this task only.
+        error = CancelledError() if outcome.cancelled() else outcome.exception(0)
+        if error is not None:
+            return decision_on(error, success_on)
+        outcome = outcome.result(0)
+    return decision_of(outcome)
 
 
 def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
