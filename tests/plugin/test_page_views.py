@@ -321,6 +321,13 @@ def _show(page: Page, *, hidden: bool) -> None:
 FITS = """([main, width]) =>
     innerWidth === width && main.scrollWidth <= main.clientWidth && document.body.scrollWidth <= width"""
 
+NARROWED = """main => {
+    main.style.width = "250px"
+    const width = main.querySelector("[role=search]").scrollWidth
+    main.style.width = ""
+    return width
+}"""
+
 WIDEST = """width => [innerWidth, document.body.scrollWidth, ...[...document.querySelectorAll("body *")]
     .filter(each => each.getBoundingClientRect().right > width || each.scrollWidth > each.clientWidth + 1)
     .map(each => `${each.tagName}.${each.className} ${each.scrollWidth} of ${each.clientWidth}: ${each.textContent}`
@@ -339,6 +346,7 @@ def test_no_view_is_wider_than_the_screen(tab: OpenTab) -> None:
                 visit.page.wait_for_function(FITS, arg=[main.element_handle(), width])
             except PlaywrightTimeoutError:
                 pytest.fail(f"{view or topic} at {width}: {visit.page.evaluate(WIDEST, width)}")
+        assert main.evaluate(NARROWED) <= 250, "the search field fits without knowing the width of the screen"
 
 
 @pytest.mark.promise("The page works with the keyboard alone, and fits screens from 320 px to 4K")

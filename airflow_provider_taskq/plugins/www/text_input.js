@@ -47,13 +47,12 @@ export function Search({ label, value = "", onSearch }) {
   const field = {
     type: "search",
     size: "sm",
-    width: { base: "full", sm: "18rem" },
     "aria-label": label,
     placeholder: label,
   };
   return h(
-    "form",
-    { role: "search", onSubmit: now },
+    UI.Box,
+    { as: "form", w: "18rem", maxW: "full", role: "search", onSubmit: now },
     h(UI.Input, { ...field, value: text, onChange: ({ target }) => type(target.value) }),
   );
 }

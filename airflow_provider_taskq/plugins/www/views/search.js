@@ -16,13 +16,12 @@ export function Find({ value = "", onFind }) {
   const field = {
     type: "search",
     size: "sm",
-    width: { base: "full", sm: "17rem" },
     "aria-label": label,
     placeholder: "Find #, identifier, reference",
   };
   return h(
-    "form",
-    { role: "search", "aria-label": label, onSubmit: find },
+    UI.Box,
+    { as: "form", w: "17rem", maxW: "full", role: "search", "aria-label": label, onSubmit: find },
     h(UI.Input, { ...field, value: text, onChange: ({ target }) => setText(target.value) }),
   );
 }
