@@ -50,6 +50,7 @@ SCHEMA = """CREATE TABLE effect (key text NOT NULL, attempt int NOT NULL, owner 
     CREATE INDEX ON reading (at)"""
 ATTEMPT = ("task", "attempt", "owner", "fence")
 EFFECT = "INSERT INTO effect (key, attempt, owner, fence) VALUES (%s, %s, %s, %s)"
+READY = "SELECT count(*) FROM (SELECT FROM taskq.tasks WHERE topic = %s AND state = 'READY' LIMIT %s) AS counted"
 UPKEEP = 1.0  # seconds between two looks for lapsed leases
 SIZE = 10  # tasks of a push, and of a poll
 IDENTIFIERS = 50
@@ -62,6 +63,7 @@ class Options:
     """What a program does, in tasks and seconds."""
 
     rate: float = 100.0  # tasks a second of a producer
+    most: int | None = None  # READY tasks, from which on a producer lets the workers catch up
     hot: int = 10  # more identifiers, which get three of ten tasks: two of these in the same push
     lease: float = 5.0
     work: float = 0.01  # of a task
@@ -122,6 +124,8 @@ class Producing:
         options = self._program.options
         self._due = max(self._due + SIZE / options.rate, time.monotonic() - 1.0)
         self._program.stopping.wait(max(0.0, self._due - time.monotonic()))
+        if options.most is not None:
+            self._let_catch_up(queue, options.most)
         rows: list[Event] = []
         for place in range(SIZE):
             self._number += 1
@@ -132,12 +136,25 @@ class Producing:
         queue.conn.commit()
         self._program.recorder.write("push", began, time.monotonic(), rows)
 
+    def _let_catch_up(self, queue: TaskQueue, most: int) -> None:
+        """Waits at the bound until a tenth is left: on a machine that is slower than the rate, no backlog would end."""
+        if _ready(queue, most) == most:
+            while _ready(queue, most) > most / 10 and not self._program.stopping.wait(PAUSE):
+                pass
+
     def _identifier(self, place: int) -> str:
         """The identifier of the next task, at a place of its push."""
         options, push = self._program.options, self._number // SIZE
         if options.hot and place % 10 in (0, 4, 9):
             return f"hot-{(push + (place % 10 == 9)) % options.hot}"
         return f"id-{self._number % IDENTIFIERS}"
+
+
+def _ready(queue: TaskQueue, most: int) -> int:
+    """The number of READY tasks, or `most` if there are more."""
+    row = queue.conn.execute(READY.encode(), (TOPIC, most)).fetchone()
+    queue.conn.rollback()
+    return 0 if row is None else int(row[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tests.internals import plant_change
 from tests.queue.conftest import until
 
 SECONDS = 4.0
-LIGHT = Options(rate=50.0, work=0.03)  # a slow machine handles it, too
+LIGHT = Options(rate=50.0, most=400, work=0.03)  # a slow machine handles it, too
 DECIDING = "SELECT FROM pg_stat_activity WHERE state = 'idle in transaction' AND query LIKE 'INSERT INTO effect%'"
 CUTS = 100
 
