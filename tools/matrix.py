@@ -34,11 +34,12 @@ from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from playground import PlaygroundError, fetch
-from setup import PINS, ROOT, VENV, SetupError, check_spark, ensure_java, fingerprint, run
+from setup import PINS, PIP_INSTALL, ROOT, VENV, SetupError, check_spark, ensure_java, fingerprint, run
 from setup import constraints as constraints_of_venv
 
 FOLDER = VENV / "matrix"  # goes with .venv: `make clean` and a new .venv remove it
 UV = str(VENV / "bin" / "uv")
+PIP_CHECK = ("-m", "pip", "--disable-pip-version-check", "check")
 TESTS = "tests/airflow"
 FAB_TESTS = "tests/fab"  # `make test` leaves them out: FAB conflicts with the pins of .venv
 # Warnings of an older Airflow about itself or newer providers. They are filtered by their text: to filter them by their
@@ -96,11 +97,8 @@ def resolve(release: str) -> None:
     run([UV, "pip", "compile", *options, *extras, "-o", str(target), *sources], "resolving %s" % target.name)
 
 
-def environment(name: str, wanted: str, install: Callable[[list[str]], None]) -> Path:
-    """Return the Python of an environment; make the environment if it is missing or differs from its files.
-
-    `install` gets the start of pip's command.
-    """
+def environment(name: str, wanted: str, install: Callable[[str], None]) -> Path:
+    """Return the Python of an environment; if it is missing or differs from its files, `install` gets a new one."""
     folder = FOLDER / name
     stamp, python = folder / "complete", folder / "bin" / "python"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
@@ -108,7 +106,7 @@ def environment(name: str, wanted: str, install: Callable[[list[str]], None]) ->
     began = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(folder)], "making %s" % folder.relative_to(ROOT))
-    install([str(python), "-m", "pip", "--disable-pip-version-check"])
+    install(str(python))
     stamp.write_text(wanted, encoding="utf-8")  # last, so that a broken run is never trusted
     say("%s is ready after %d s" % (folder.relative_to(ROOT), time.monotonic() - began))
     return python
@@ -118,11 +116,11 @@ def with_airflow(release: str) -> Path:
     """The Python of an environment with that Airflow."""
     pins = constraints(release)
 
-    def install(pip: list[str]) -> None:
-        packages = [*pip, "install", "--quiet", "--no-input", "--no-deps"]
+    def install(python: str) -> None:
+        packages = [python, *PIP_INSTALL, "--no-deps"]
         run([*packages, "-r", str(pins)], "installing Airflow %s as in %s (a minute)" % (release, pins.name))
         run([*packages, "-e", "."], "installing TaskQ with Airflow %s" % release)
-        run([*pip, "check"], "checking that the packages of %s are compatible" % pins.name)
+        run([python, *PIP_CHECK], "checking that the packages of %s are compatible" % pins.name)
 
     return environment(release, fingerprint(pins), install)
 
@@ -134,11 +132,11 @@ def with_spark(release: str) -> Path:
     lines = pins.read_text(encoding="utf-8").splitlines(keepends=True)
     others.write_text("".join(line for line in lines if not line.startswith("pyspark")), encoding="utf-8")
 
-    def install(pip: list[str]) -> None:
-        packages = [*pip, "install", "--quiet", "--no-input"]
+    def install(python: str) -> None:
+        packages = [python, *PIP_INSTALL]
         run([*packages, "-c", str(others), "-r", str(named)], "installing Spark %s (a few minutes)" % release)
         run([*packages, "--no-deps", "-e", "."], "installing TaskQ with Spark %s" % release)
-        check_spark(pip[0])
+        check_spark(python)
 
     return environment("spark-" + release, fingerprint(named) + fingerprint(pins), install)
 
@@ -150,14 +148,16 @@ def with_wheel() -> Path:
     run([UV, "build", "--quiet", "--wheel", "--out-dir", str(folder)], "building the wheel")
     [wheel] = folder.glob("*.whl")
 
-    def install(pip: list[str]) -> None:
+    def install(python: str) -> None:
         wanted = ["-r", str(named), "%s[messaging,demo]" % wheel]
-        run([*pip, "install", "--quiet", "--no-input", *wanted], "installing the wheel with FAB (a few minutes)")
-        run([*pip, "check"], "checking that the packages with FAB are compatible")
+        run([python, *PIP_INSTALL, *wanted], "installing the wheel with FAB (a few minutes)")
+        run([python, *PIP_CHECK], "checking that the packages with FAB are compatible")
 
     python = environment("wheel", fingerprint(named), install)
-    newest = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    run([*newest, "--force-reinstall", str(wheel)], "installing the wheel of the checkout")
+    run(
+        [str(python), *PIP_INSTALL, "--no-deps", "--force-reinstall", str(wheel)],
+        "installing the wheel of the checkout",
+    )
     return python
 
 
