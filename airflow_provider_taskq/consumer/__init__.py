@@ -4,7 +4,7 @@ from airflow_provider_taskq.consumer.config import ConsumerConfig
 from airflow_provider_taskq.consumer.consumer import Consumer
 from airflow_provider_taskq.consumer.group import ConsumerGroup, Interrupted, NonTransient
 from airflow_provider_taskq.consumer.partition_loop import EventFailure
-from airflow_provider_taskq.consumer.progress import MemoryTracker, ProgressTracker
+from airflow_provider_taskq.consumer.tracker import MemoryTracker, ProgressTracker
 
 __all__ = [
     "Consumer",

@@ -6,7 +6,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import TypeAlias
 
-from airflow_provider_taskq.consumer.progress import ProgressTracker
+from airflow_provider_taskq.consumer.tracker import ProgressTracker
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task, partition_of
 from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.connection import CallLimit

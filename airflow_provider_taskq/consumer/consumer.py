@@ -10,10 +10,9 @@ from functools import partial
 from uuid import uuid4
 
 from airflow_provider_taskq.consumer.config import BUILT_IN, ConsumerConfig
-from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler
+from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler, Interrupted
 from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, TrackedPartitionLeases
 from airflow_provider_taskq.consumer.partition_loop import OnFailure, PartitionLoop
-from airflow_provider_taskq.consumer.progress import DatabaseProgress, PartitionProgress, TrackedProgress
 from airflow_provider_taskq.queue import (
     InvalidArgument,
     InvalidState,
@@ -25,6 +24,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
+from airflow_provider_taskq.worker.executors import Threads
 from airflow_provider_taskq.worker.services import CHECK_SECONDS, NotificationListener, ServiceThread, StopSignals
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class Consumer(ServiceThread):
                 raise
             self._leases, self._renewed = leases, time.monotonic()
             self.errors, self._loops = {}, []
+            self._threads = Threads(self.config.partitions, f"consumer {self.group.name} {self.topic}")
             self._ended: set[int] = set()  # partitions that this consumer does not acquire again
             self._refusal, self._refused_until = "", 0.0
             self._notifications = NotificationListener(self._connect, "taskq", self._on_notification, self._wake_loops)
@@ -172,17 +173,6 @@ class Consumer(ServiceThread):
             needs = "batch needs progress in the database, and queue transactional=True"
             raise InvalidArgument(f"{error}; {needs}") from None
 
-    def _make_loop(self, lease: PartitionLease) -> PartitionLoop:
-        limit, tracker = self.config.call_limit(), self.config.progress
-
-        def connect() -> PartitionProgress:
-            conn = connect_limited(self._connect, limit)
-            if tracker is not None:
-                return TrackedProgress(conn, lease, tracker, self.config.partitions, self.config.level)
-            return DatabaseProgress(conn, lease, transactional=self.config.transactional)
-
-        return PartitionLoop(lease, self._handlers, self.config, self.member_id, connect, self._on_failure)
-
     def _run(self) -> None:
         try:
             while not self._stopped.is_set() and not self._is_over():
@@ -224,7 +214,7 @@ class Consumer(ServiceThread):
             if time.monotonic() - self._renewed > self.config.stored_lease.total_seconds():
                 self._stop_loops()
             if self._stopped.is_set():
-                self._loops = [loop for loop in self._loops if loop.thread.is_alive()]
+                self._loops = [loop for loop in self._loops if not loop.ended.done()]
 
     def _renew(self) -> None:
         """Renew the lease, stop the loops if it had lapsed, and release the partitions of loops that have ended."""
@@ -233,7 +223,7 @@ class Consumer(ServiceThread):
             self._stop_loops()
         self._renewed = began
         for loop in list(self._loops):
-            if not loop.thread.is_alive():
+            if loop.ended.done():
                 self._release(loop)
 
     def _renew_and_acquire(self) -> None:
@@ -263,22 +253,25 @@ class Consumer(ServiceThread):
     def _start_loop(self, lease: PartitionLease) -> None:
         named = (lease.group, lease.topic, lease.partition, self.config.partitions)
         log.info("partition acquired: group=%s topic=%s partition=%s partitions=%s", *named)
-        loop = self._make_loop(lease)
-        loop.on_end = self._changed.set
+        connect = partial(connect_limited, self._connect, self.config.call_limit())
+        loop = PartitionLoop(lease, self._handlers, self.config, self.member_id, connect, self._on_failure)
+        loop.ended = self._threads.run(loop.run)
+        loop.ended.add_done_callback(lambda _: self._changed.set())
         self._loops.append(loop)
-        loop.thread.start()
         if self._stopped.is_set():
             loop.stop()
 
     def _release(self, loop: PartitionLoop) -> None:
-        self._leases.release(loop.lease, loop.error)
+        ended_by = loop.ended.exception() if loop.ended.done() else None
+        error = None if isinstance(ended_by, Interrupted | SystemExit | KeyboardInterrupt) else ended_by
+        self._leases.release(loop.lease, error)
         self._loops.remove(loop)
-        if loop.error is not None or loop.interrupted:
+        if ended_by is not None:
             self._ended.add(loop.lease.partition)
-            if loop.error is not None:
-                self.errors[loop.lease.partition] = loop.error
-                named = (self.group.name, self.topic, loop.lease.partition)
-                log.error("partition failed: group=%s topic=%s partition=%s", *named, exc_info=loop.error)
+        if error is not None:
+            self.errors[loop.lease.partition] = error
+            named = (self.group.name, self.topic, loop.lease.partition)
+            log.error("partition failed: group=%s topic=%s partition=%s", *named, exc_info=error)
 
     def _is_over(self) -> bool:
         """Return whether every partition that this consumer may hold has ended, by an error or an interruption."""

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +14,7 @@ import psycopg
 
 from airflow_provider_taskq.consumer.config import ConsumerConfig
 from airflow_provider_taskq.consumer.group import EventHandler, Interrupted, NonTransient
-from airflow_provider_taskq.consumer.progress import PartitionProgress, ProgressMoved
+from airflow_provider_taskq.consumer.progress import Progress, ProgressMoved
 from airflow_provider_taskq.queue import (
     Cursor,
     InvalidArgument,
@@ -63,8 +63,11 @@ class LoopEnded(Exception):
 class PartitionLoop:
     """Handles the events of one partition under a lease, in a thread of its own.
 
-    `error` is the error that ended the loop. `interrupted` is True if a handler ended the loop with Interrupted.
+    `ended` is a Future of the end. It has the error that ended the loop, or Interrupted if a handler did so.
     """
+
+    ended: Future[None]
+    thread: threading.Thread | None = None
 
     def __init__(
         self,
@@ -72,13 +75,10 @@ class PartitionLoop:
         handlers: Sequence[EventHandler],
         config: ConsumerConfig,
         member: str,
-        connect: Callable[[], PartitionProgress],
+        connect: Callable[[], psycopg.Connection],
         on_failure: OnFailure,
     ) -> None:
         self.lease = lease
-        self.error: BaseException | None = None
-        self.interrupted = False
-        self.on_end: Callable[[], None] = lambda: None
         self._handlers = handlers
         self._config = config
         self._batch = BatchContext(BatchOwner(member, lease.fence))
@@ -90,8 +90,6 @@ class PartitionLoop:
         self._timeouts = 0
         self._stopping = False
         self._wake = threading.Event()
-        name = f"consumer {lease.group} {lease.topic} {lease.partition}"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def stop(self) -> None:
         """Let the loop end after the current event, or at once if it pauses. Do not wait for the end."""
@@ -102,18 +100,12 @@ class PartitionLoop:
         """Let the loop read now instead of after its pause."""
         self._wake.set()
 
-    def _run(self) -> None:
-        try:
+    def run(self) -> None:
+        """Handle events until `stop`, or until the lease is lost. Raise the error that ends the loop earlier."""
+        self.thread = threading.current_thread()
+        with suppress(LoopEnded, LeaseLost):
             wait = partial(self._wait, may_wake=False)
             retrying(self._run_connected, self._may_reconnect, wait, self._reconnects)
-        except (LoopEnded, LeaseLost):
-            pass
-        except (Interrupted, SystemExit, KeyboardInterrupt):
-            self.interrupted = True
-        except BaseException as error:  # noqa: BLE001 - the consumer reports it
-            self.error = error
-        finally:
-            self.on_end()
 
     def _may_reconnect(self, error: Exception) -> bool:
         # A timeout in a handler, or one of the server. A handled event in between ends the row.
@@ -125,7 +117,7 @@ class PartitionLoop:
         return True
 
     def _run_connected(self) -> None:
-        progress = self._connect()
+        progress = Progress(self._connect(), self.lease, self._config)
         try:
             while not self._stopping:
                 try:
@@ -141,7 +133,7 @@ class PartitionLoop:
         finally:
             progress.conn.close()
 
-    def _handle_all(self, progress: PartitionProgress, events: PartitionBatch) -> None:
+    def _handle_all(self, progress: Progress, events: PartitionBatch) -> None:
         # Events without a handler need no call of their own: the next handled event, or the end, stores their progress.
         after = events.after
         for begin in range(0, len(events), self._config.transaction_size):
@@ -157,7 +149,7 @@ class PartitionLoop:
         if after < events.cursor:
             progress.skip(after, events.cursor)
 
-    def _handle(self, progress: PartitionProgress, at: tuple[Cursor, Task], after: Cursor) -> bool:
+    def _handle(self, progress: Progress, at: tuple[Cursor, Task], after: Cursor) -> bool:
         """Handle one event until it succeeds or is skipped. Return False if the event has no handler."""
         while True:
             try:
@@ -171,7 +163,7 @@ class PartitionLoop:
                 return True
             self._wait(delay.total_seconds(), may_wake=False)
 
-    def _proceed(self, progress: PartitionProgress, events: Sequence[tuple[Cursor, Task]], after: Cursor) -> bool:
+    def _proceed(self, progress: Progress, events: Sequence[tuple[Cursor, Task]], after: Cursor) -> bool:
         """Handle events and store progress, both or nothing. Return False, with no effect, if none has a handler."""
         if self._stopping:
             raise LoopEnded

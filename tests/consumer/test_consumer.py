@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Interrupted, MemoryTracker, NonTransient
-from airflow_provider_taskq.consumer.progress import DatabaseProgress
+from airflow_provider_taskq.consumer.progress import Progress
 from airflow_provider_taskq.queue import Cursor, RetryPolicy, Task, TaskQueue, TaskQueueError
 from tests.consumer.consumers import (
     NEVER,
@@ -427,13 +427,13 @@ def test_a_suspended_program_loses_its_transaction_and_continues_afterwards(
     queue.push("work", ["a", "b"])
     heard = Heard()
     stood_still: list[int] = []
-    skip = DatabaseProgress.skip
+    skip = Progress.skip
 
     @heard.group.on()
     def shelve(event: Task, queue: TaskQueue) -> None:
         queue.conn.execute("INSERT INTO shelf VALUES (%s)", (event.identifier,))
 
-    def stand_still(progress: DatabaseProgress, *said: Any) -> None:
+    def stand_still(progress: Progress, *said: Any) -> None:
         skip(progress, *said)
         if not stood_still:
             stood_still.append(progress.conn.info.backend_pid)
@@ -441,7 +441,7 @@ def test_a_suspended_program_loses_its_transaction_and_continues_afterwards(
                 progress.conn.execute("SET LOCAL transaction_timeout = '200ms'")
             until(lambda: not has_session(queue, stood_still[0]))
 
-    monkeypatch.setattr(DatabaseProgress, "skip", stand_still)
+    monkeypatch.setattr(Progress, "skip", stand_still)
     settings = quick(transactional=True, retry=NEVER)
     with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         until_at_end(queue)
