@@ -56,7 +56,7 @@ test-faults: setup-test archive  ## after a change of leases, workers or commits
 test-docs: setup-test archive  ## after a change of a page or the demonstration: all that a newcomer types; ARGS go to pytest
 	@$(PYTEST) -m documents $(PROCESSES) $(ARGS)
 
-test-matrix: setup  ## after an upgrade of a dependency: older Airflow, Spark and PostgreSQL; ARGS=--oldest, '--only airflow-3.1'
+test-matrix: setup  ## after an upgrade of a dependency: the oldest Airflow, Spark and PostgreSQL; ARGS=--all, '--only airflow-3.1'
 	@$(RUN) tools/matrix.py $(ARGS)
 
 chaos: setup-test archive  ## before a release: each fault for longer, judged by its history, in an hour; ARGS='--only crash'

