@@ -34,7 +34,7 @@ PLACE = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 # The files of functions in the order of the page.
 SUBJECTS = (
     *("api/topics", "api/producer", "change/push", "api/consumer", "change/decisions", "change/junctions"),
-    *("api/owners", "api/reader", "report/status", "report/explain", "views/tasks", "api/statistics", "api/operator"),
+    *("api/owners", "api/reader", "report/status", "report/explain", "api/statistics", "api/operator"),
     *("api/schedules", "api/log", "api/groups", "api/drain", "api/stages", "stage/stages", "api/page"),
     *("order/announcements", "base/values"),
 )

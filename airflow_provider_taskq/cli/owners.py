@@ -40,9 +40,9 @@ def owners(ctx: click.Context, search: str | None, after: int | None, size: int)
     session = ctx.ensure_object(Session)
     with session.read_only() as queue:
         now = queue.now()
-        found, looked_to = queue.browse_owners(search, after=after, size=size + 1)
+        found = queue.browse_owners(search, after=after, size=size + 1)
     shown = found[:size]
-    following = shown[-1].fence if len(found) > size else looked_to
+    following = shown[-1].fence if len(found) > size else None
     rows = [
         (
             owner.name,

@@ -81,7 +81,7 @@ def _script(step: SchemaStep) -> str:
 @click.option(
     "--views/--no-views",
     default=None,
-    help="With or without the readable views tasks and topic_summaries, and the function newest. By default an "
+    help="With or without the readable views tasks and topic_summaries. By default an "
     "existing schema stays as it is, and a new one has them.",
 )
 @dry_run_option

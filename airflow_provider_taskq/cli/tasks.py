@@ -22,7 +22,7 @@ from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli._times import format_age, format_attempt_times, moment_at
 from airflow_provider_taskq.queue import Row, State, TaskFilter, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json, json_defect
-from airflow_provider_taskq.queue.reports import STATUSES
+from airflow_provider_taskq.queue.reports import STATE_OF_STATUS
 from airflow_provider_taskq.queue.selection import select_filter
 
 MAX_ERROR = 10_000  # characters, as many as the database stores
@@ -62,7 +62,7 @@ def task_row(task: Row, now: datetime) -> tuple[object, ...]:
 @click.option("--state", "-s", type=Choice(STATES), help="Tasks in this state.")
 @click.option(
     "--status",
-    type=Choice((*STATUSES, "exhausted")),
+    type=Choice(tuple(STATE_OF_STATUS)),
     help="Tasks of this status, as the list shows it; exhausted: failed, with no attempts left.",
 )
 @click.option("--identifier", "-i", help="Tasks with this identifier.")

@@ -27,16 +27,13 @@ from airflow_provider_taskq.plugins.schemas import (
 from airflow_provider_taskq.plugins.serializers import Document
 from airflow_provider_taskq.plugins.session import ACTION_SECONDS, transaction
 from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, selection
-from airflow_provider_taskq.queue.reports import TaskFilter
+from airflow_provider_taskq.queue.reports import STATE_OF_STATUS, TaskFilter
 from airflow_provider_taskq.queue.selection import MAX_TASKS, WAKING_ACTIONS, Action, AuditedQueue, Selection
 
 MAX_TEXT_BYTES = 64 * 1024  # of a revealed payload
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
 
 TROUBLED = (State.EXPIRED, State.FAILED, State.SUSPENDED)
-STATE_OF_STATUS = {"exhausted": State.FAILED, "running": State.ACTIVE} | {
-    state.name.lower(): state for state in State if state not in (State.READY, State.ACTIVE)
-}
 
 router = APIRouter(prefix="/api", dependencies=[Depends(viewer), Depends(listed), Depends(actor), Depends(same_origin)])
 Given = TypeVar("Given", bound=Body)

@@ -186,8 +186,8 @@ def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, 
 def owners(conn_id: ConnId, search: Text = None, after: Place = None, size: Size = 50) -> Document:
     """Return owners with a lease, the newest registration first."""
     with read_only(conn_id) as queue:
-        found, looked_to = queue.browse_owners(search or None, after=after, size=size + 1)
-        following = found[size - 1].fence if len(found) > size else looked_to
+        found = queue.browse_owners(search or None, after=after, size=size + 1)
+        following = found[size - 1].fence if len(found) > size else None
         return {
             "owners": [serializers.owner(each) for each in found[:size]],
             "next": following,

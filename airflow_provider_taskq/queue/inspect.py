@@ -12,14 +12,22 @@ from airflow_provider_taskq.queue.connection import FunctionCaller
 from airflow_provider_taskq.queue.encoding import model_row, state_number
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.models import Count, Result, State, TaskInfo
-from airflow_provider_taskq.queue.reports import HealthFinding, Row, Severity, TaskFilter, report_row
+from airflow_provider_taskq.queue.reports import (
+    STATE_OF_STATUS,
+    FoundTasks,
+    HealthFinding,
+    Row,
+    Severity,
+    TaskFilter,
+    report_row,
+)
 
 BUDGET = 10_000  # rows that one page of a search examines
 
 _HOUR = timedelta(hours=1)
 _FIVE_MINUTES = timedelta(minutes=5)
 _TOPICS: LiteralString = "browse_topics(%s::text, %s::boolean, %s::text, %s::int, %s::int)"
-_OWNERS: LiteralString = "browse_owners(%s::text, %s::boolean, %s::bigint, %s::int, %s::int)"
+_OWNERS: LiteralString = "browse_owners(%s::text, %s::boolean, %s::bigint, %s::int)"
 _TASK_INFO = model_row(TaskInfo)
 _SELECT_TASK_INFO: LiteralString = (
     "SELECT sequence, topic, identifier, payload, reference, attempt, redelivered, state, descent, status, owner,"
@@ -199,19 +207,25 @@ class InspectMixin(FunctionCaller):
         newest: bool = True,
         size: int = 50,
         budget: int = BUDGET,
-    ) -> Row:
-        """Return `(sequences, looked_to)`: tasks that match a filter, and where the search stopped, None at the end.
+    ) -> FoundTasks:
+        """Return the sequences of tasks that match a filter, and where the search stopped.
 
         :param after: the `looked_to` of the page before.
         :param newest: whether the newest come first, or the oldest.
         :param budget: the most rows to examine. A page may have fewer than `size` tasks, and not be the last.
         """
-        return self._report(
-            "find_tasks(%s::text, %s::int, %s::text, %s::text, %s::text, %s::timestamptz, %s::timestamptz, %s::text,"
-            " %s::text, %s::bigint, %s::bigint, %s::boolean, %s::int, %s::int)",
-            *(topic, given.state, given.status, given.identifier, given.reference, given.since, given.until),
-            *(given.error, given.error_group, given.pushed_with, after, newest, size, budget),
-        )[0]
+        state = given.state if given.status is None else STATE_OF_STATUS.get(given.status)
+        if given.status is not None and (state is None or given.state not in (None, state)):
+            return FoundTasks([], None)
+        [found] = self._rows(
+            "SELECT * FROM taskq.find_tasks(%s::text, %s::int, %s::text, %s::text, %s::text, %s::timestamptz,"
+            " %s::timestamptz, %s::text, %s::text, %s::bigint, %s::bigint, %s::boolean, %s::int, %s::int)",
+            (
+                *(topic, state, given.status, given.identifier, given.reference, given.since, given.until),
+                *(given.error, given.error_group, given.pushed_with, after, newest, size, budget),
+            ),
+        )
+        return FoundTasks(*found)
 
     def search_tasks(self, text: str, size: int = 50) -> list[Row]:
         """Return tasks of all topics whose sequence, identifier or reference equals a text, the newest first."""
@@ -247,24 +261,17 @@ class InspectMixin(FunctionCaller):
         )
         return found[0] if found else None
 
-    def browse_owners(
-        self, search: str | None = None, *, after: int | None = None, size: int = 50, budget: int = BUDGET
-    ) -> tuple[list[Row], int | None]:
-        """Return owners whose lease is not gone, the newest registration first, and the fence to continue from.
-
-        The fence is None if no owner is left.
+    def browse_owners(self, search: str | None = None, *, after: int | None = None, size: int = 50) -> list[Row]:
+        """Return owners whose lease is not gone, the newest registration first.
 
         :param search: a text that the names contain.
-        :param after: the fence that the page before returned.
-        :param budget: the most rows to examine.
+        :param after: the last fence of the page before.
         """
-        found = self._report(_OWNERS, search, False, after, size, budget)
-        # A row without a name has the fence at which the search stopped.
-        return [each for each in found if each.name], next((each.fence for each in found if not each.name), None)
+        return self._report(_OWNERS, search, False, after, size)
 
     def browse_owner(self, name: str) -> Row | None:
         """Return one owner, also after its lease is gone; None if the name is unknown."""
-        return next(iter(self._report(_OWNERS, name, True, None, 1, 1)), None)
+        return next(iter(self._report(_OWNERS, name, True, None, 1)), None)
 
     def browse_held(self, owner: str, after: int | None = None, size: int = 50, *, workers: bool = False) -> list[Row]:
         """Return the tasks that an owner holds in all topics, in order of sequence.

@@ -231,7 +231,7 @@ class Task:
 class TaskInfo(Task):
     """A task with all its columns.
 
-    `status` is one of `reports.STATUSES`, or `exhausted` for a FAILED task without attempts left. `descent` is the
+    `status` is one of `reports.STATE_OF_STATUS`; `exhausted` is FAILED without attempts left. `descent` is the
     state that a RECREATED or REDUNDANT task had before. `output` is the message of its decision. `error` is the bounded
     traceback of the last failure, `error_summary` the same in one line of at most 200 characters, such as `ValueError:
     no mailbox for bad-1`. `polled` is when the last attempt was claimed; None while the task is READY, and for a task

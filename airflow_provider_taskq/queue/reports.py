@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from airflow_provider_taskq.queue.models import NamedEnum, State
 
-# The statuses of filters, counts, the page and the command line.
-STATUSES = (
-    *("ready", "scheduled", "blocked", "paused", "retrying", "running", "failed", "suspended", "filtered", "succeeded"),
-    *("expired", "redundant", "recreated"),
-)
+# The statuses of filters, counts, the page and the command line. `failed` includes `exhausted`.
+STATE_OF_STATUS = {
+    **dict.fromkeys(("ready", "scheduled", "blocked", "paused", "retrying"), State.READY),
+    "running": State.ACTIVE,
+    **{state.name.lower(): state for state in State if state not in (State.ACTIVE, State.READY)},
+    "exhausted": State.FAILED,
+}
 
 # The label `state` of the metrics of a topic's depth, and the column of `browse_topics` that counts it.
 DEPTH_COLUMNS = {
@@ -69,10 +71,10 @@ class HealthFinding(NamedTuple):
 class TaskFilter:
     """Conditions on tasks of a topic, all of which have to hold; None is no condition.
 
-    `status` is one of STATUSES, or `exhausted`: FAILED without attempts left. `since` and `until` bound the push, both
-    included. The task's error contains `error`, in any case, and belongs to `error_group` (a row of `error_groups`);
-    without a state these two search EXPIRED, FAILED and SUSPENDED tasks. `pushed_with` is the sequence of a task that
-    the same transaction pushed.
+    `status` is one of STATE_OF_STATUS; `exhausted` is FAILED without attempts left. `since` and `until` bound the push,
+    both included. The task's error contains `error`, in any case, and belongs to `error_group` (a row of
+    `error_groups`); without a state these two search EXPIRED, FAILED and SUSPENDED tasks. `pushed_with` is the sequence
+    of a task that the same transaction pushed.
     """
 
     state: State | None = None
@@ -84,6 +86,13 @@ class TaskFilter:
     error: str | None = None
     error_group: str | None = None
     pushed_with: int | None = None
+
+
+class FoundTasks(NamedTuple):
+    """Tasks that a search found. `looked_to` is where it stopped, as the `after` of the next page; None at the end."""
+
+    sequences: list[int]
+    looked_to: int | None
 
 
 def report_row(cursor: Any) -> Callable[[Sequence[Any]], Row]:

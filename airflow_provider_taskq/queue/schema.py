@@ -150,7 +150,7 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
     others queue behind an upgrade that waits. So it waits for the lock of each table, view or function for at most half
     a second. If a lock takes longer, the upgrade gives all its locks back, and tries again a second later.
 
-    :param views: whether the schema has the readable views `tasks` and `topic_summaries`, and the function `newest`.
+    :param views: whether the schema has the readable views `tasks` and `topic_summaries`.
         None keeps the recorded choice; a new schema has them.
     :raises SchemaMismatch: if the schema in the database is newer than this package, or was installed by another text.
     :raises TaskQueueError: if other objects in the database depend on functions or views to replace, or the server is

@@ -87,7 +87,6 @@ SELECT taskq.state_name(1);
 SELECT taskq.format_duration('90 minutes');
 SELECT * FROM taskq.task('orders', 1);
 SELECT * FROM taskq.latest('orders', ARRAY['customer-1']);
-SELECT * FROM taskq.newest('orders');
 SELECT * FROM taskq.page('orders', 0, NULL, 10, NULL, NULL, NULL);
 SELECT * FROM taskq.count(NULL, false, NULL, NULL, NULL, 0, NULL);
 SELECT * FROM taskq.results(NULL, NULL);
@@ -109,7 +108,7 @@ SELECT * FROM taskq.throughput('1 hour', 4);
 SELECT * FROM taskq.health();
 SELECT * FROM taskq.browse_topics('or', false, NULL, 10, 1000);
 SELECT * FROM taskq.browse_tasks('orders', ARRAY[1], 100);
-SELECT * FROM taskq.browse_owners('work', false, NULL, 10, 1000);
+SELECT * FROM taskq.browse_owners('work', false, NULL, 10);
 SELECT * FROM taskq.watch_groups(ARRAY['run-1'], ARRAY['orders'], ARRAY['ETERNAL'], ARRAY[1], ARRAY[0],
     ARRAY['customer-8']);
 SELECT * FROM taskq.watch_tasks(ARRAY['orders'], ARRAY[1], ARRAY['NONE'], ARRAY[true], ARRAY['orders'],

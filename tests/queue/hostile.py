@@ -212,7 +212,7 @@ def make_world(queue: TaskQueue) -> World:
 
 def look(queue: TaskQueue) -> None:
     """Reads everything that can be read: by the verbs, and by the views for psql."""
-    for line in queue.browse_owners()[0]:
+    for line in queue.browse_owners():
         for read in (queue.browse_owner, queue.browse_held, queue.owner):
             read(line.name)
     for listing in (

@@ -614,7 +614,7 @@ def test_a_size_below_one_returns_nothing(queue: TaskQueue, size: int) -> None:
     assert queue.purge_past_ttl("retries", size) == 0
     assert queue.find_tasks("retries", TaskFilter(), size=size).sequences == []
     assert (queue.browse_topics(size=size), queue.browse_locks(size=size)) == ([], [])
-    assert queue.browse_owners(size=size) == ([], None)
+    assert queue.browse_owners(size=size) == []
     assert (queue.partition_states(size=size), queue.browse_held("owner", size=size)) == ([], [])
     assert queue.audit_trail(size=size) == []
     with pytest.raises(InvalidArgument, match="expected at least 1"):
@@ -659,7 +659,7 @@ def test_a_row_with_a_moment_out_of_range_hides_no_other_row(own_queue: TaskQueu
         assert {info.created for info in everything(own_queue, "retries")} == {shown}
         assert [line.created for line in own_queue.browse_tasks("retries", [world.held])] == [shown]
         assert own_queue.timeline("retries", world.held)[0].happened == shown
-        [line] = own_queue.browse_owners()[0]
+        [line] = own_queue.browse_owners()
         assert (line.lease_until, line.seen, line.lapsed) == (shown, shown, shown == FIRST_MOMENT)
         assert [owner.lease_until for owner in own_queue.owners()] == late
         assert [lock.until for lock in own_queue.browse_locks()] == late
@@ -673,7 +673,7 @@ def test_a_row_with_a_duration_out_of_range_hides_no_other_row(own_queue: TaskQu
         overwrite_times(own_queue.conn, "interval", value)
         shown = -MAX_TIMEDELTA if value.startswith("-") else MAX_TIMEDELTA
         look(own_queue)
-        assert [line.lease for line in own_queue.browse_owners()[0]] == [shown]
+        assert [line.lease for line in own_queue.browse_owners()] == [shown]
         assert [owner.lease for owner in own_queue.owners()] == [shown]
         assert own_queue.policy("retries").retry.base == max(shown, timedelta(0))
 

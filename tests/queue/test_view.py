@@ -93,8 +93,6 @@ QUESTIONS = {
     "SELECT * FROM taskq.tasks WHERE topic = 'work' AND state = 'ACTIVE'": (5, 300),
     "SELECT * FROM taskq.tasks WHERE topic = 'work' AND state = 'FAILED'": (1, 300),
     "SELECT * FROM taskq.tasks WHERE topic = 'work' AND state = 'SUSPENDED'": (0, 300),
-    "SELECT * FROM taskq.newest('work', 3)": (3, 500),
-    "SELECT * FROM taskq.newest('work', 3, 'task-7')": (1, 500),
 }
 """Queries, the number of their rows, and the number of pages that they may touch."""
 

@@ -184,17 +184,16 @@ RETURNS TABLE (failed bigint, ended bigint, sequence bigint, identifier text, er
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
-    v_count    bigint;
-    v_failed   bigint[];
 BEGIN
-    SELECT count(*), coalesce(array_agg(e.sequence) FILTER (WHERE e.state = :FAILED), '{}') INTO v_count, v_failed
-    FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
-    WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state BETWEEN :FAILED AND :SUCCEEDED
-      AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'));
-    RETURN QUERY
-    SELECT cardinality(v_failed)::bigint, v_count, e.sequence, e.identifier::text, e.error_summary
-    FROM (SELECT ARRAY(SELECT unnest(v_failed) AS s ORDER BY s LIMIT p_first) AS first) f
-    LEFT JOIN taskq_internal.ended e ON e.sequence = ANY (f.first) ORDER BY e.sequence;
+    RETURN QUERY  -- which may use several processes, unlike a SELECT INTO
+    WITH counted AS MATERIALIZED (
+        SELECT count(*) AS ended, coalesce(array_agg(e.sequence) FILTER (WHERE e.state = :FAILED), '{}') AS failed
+        FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
+        WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state BETWEEN :FAILED AND :SUCCEEDED
+          AND (o.name = p_owner OR starts_with(o.name, p_owner || '/')))
+    SELECT cardinality(c.failed)::bigint, c.ended, e.sequence, e.identifier::text, e.error_summary
+    FROM (SELECT c.*, ARRAY(SELECT unnest(c.failed) AS s ORDER BY s LIMIT p_first) AS first FROM counted c) c
+    LEFT JOIN taskq_internal.ended e ON e.topic_id = v_topic_id AND e.sequence = ANY (c.first) ORDER BY e.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.count_ended_by IS
 'Counts the tasks of a topic that an owner has ended since a moment, and those of them that are FAILED. Returns the

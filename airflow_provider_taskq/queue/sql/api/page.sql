@@ -19,7 +19,7 @@ BEGIN
            coalesce(h.held[n.place], 0), taskq_internal.count_in_state(p.topic_id, :FAILED, p_cap),
            taskq_internal.count_in_state(p.topic_id, :SUSPENDED, p_cap),
            taskq_internal.count_in_state(p.topic_id, :EXPIRED, p_cap), h.capped, coalesce(h.consumers[n.place], 0),
-           (SELECT extract(epoch FROM clock_timestamp() - d.since)::bigint FROM taskq.oldest_due(NULL, p.topic_id) d),
+           extract(epoch FROM clock_timestamp() - taskq_internal.clamp_moment(w.oldest))::bigint,
            extract(epoch FROM clock_timestamp() - taskq_internal.last_completed(p.topic_id))::bigint
     FROM (SELECT * FROM taskq_internal.topic t
           WHERE (p_after IS NULL OR t.name > p_after) AND taskq_internal.may_access(t.name, 'SELECT')
@@ -38,42 +38,28 @@ the time since when the oldest task has been due. p_search is a part of the name
 name. Each count stops at p_cap. The columns running and consumers count the first 10,000 held tasks of the database;
 running_capped tells whether there are more. A role that is limited to topics gets only these.';
 
-CREATE FUNCTION taskq.browse_owners(p_search text, p_exact boolean, p_after bigint, p_size int, p_budget int)
+CREATE FUNCTION taskq.browse_owners(p_search text, p_exact boolean, p_after bigint, p_size int)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, lapsed boolean, seen timestamptz,
                held bigint, topics text[]) LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
-DECLARE
-    v_count int;
 BEGIN
     RETURN QUERY
     SELECT o.name, o.fence, o.lease, o.lease_until, o.lease_until < clock_timestamp(), o.seen, h.held,
            ARRAY(SELECT p.name FROM taskq_internal.topic p WHERE p.topic_id = ANY (h.topic_ids) ORDER BY p.name)
-    FROM (SELECT w.* FROM (
-              SELECT n.* FROM taskq_internal.owner n
-              WHERE NOT p_exact AND n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
-              ORDER BY n.fence DESC LIMIT greatest(p_budget, 1)) w
-          WHERE p_search IS NULL OR strpos(lower(w.name), lower(p_search)) > 0
+    FROM ((SELECT n.* FROM taskq_internal.owner n
+           WHERE NOT p_exact AND n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
+             AND (p_search IS NULL OR strpos(lower(n.name), lower(p_search)) > 0)
+           ORDER BY n.fence DESC LIMIT greatest(p_size, 0))
           UNION ALL
-          SELECT n.* FROM taskq_internal.owner n WHERE p_exact AND n.name = p_search
-          LIMIT greatest(p_size, 0)) o
+          SELECT n.* FROM taskq_internal.owner n WHERE p_exact AND n.name = p_search) o
     CROSS JOIN LATERAL (
         SELECT count(*) AS held, array_agg(DISTINCT l.topic_id) AS topic_ids
         FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = o.owner_id ORDER BY l.sequence
               LIMIT 1000) l) h;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF v_count < p_size AND NOT p_exact THEN
-        RETURN QUERY
-        SELECT NULL::text, n.fence, NULL::interval, NULL::timestamptz, NULL::boolean, NULL::timestamptz, NULL::bigint,
-            NULL::text[]
-        FROM taskq_internal.owner n WHERE n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
-        ORDER BY n.fence DESC OFFSET greatest(p_budget, 1) - 1 LIMIT 1;
-    END IF;
 END $$;
 COMMENT ON FUNCTION taskq.browse_owners IS
-'Returns owners that have a lease, the newest registration first, with a fence below p_after. It reads p_budget owners
-and returns up to p_size of them. p_search is a part of the name. With p_exact true it returns the owner with that name,
-even without a lease. The column held counts up to 1,000 tasks. If the budget ends first, the last row has no name, and
-its fence is the p_after of the next call.';
+'Returns up to p_size owners that have a lease, the newest registration first, with a fence below p_after. p_search is a
+part of the name. With p_exact true it returns the owner with that name, even without a lease. The column held counts up
+to 1,000 tasks.';
 
 CREATE FUNCTION taskq.browse_holders(p_topic text)
 RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean) LANGUAGE plpgsql STABLE AS $$
@@ -148,7 +134,6 @@ CREATE FUNCTION taskq.find_tasks(
 ) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
-    v_state    int := coalesce(p_state, taskq_internal.state_of_status(p_status));
     v_low      bigint := CASE WHEN p_since IS NULL THEN 0 ELSE
         coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_since, false), 9223372036854775807) END;
     v_high     bigint := CASE WHEN p_until IS NULL THEN 9223372036854775807 ELSE
@@ -158,16 +143,13 @@ DECLARE
     v_queries  record;
 BEGIN
     sequences := '{}';
-    IF p_status IS NOT NULL AND (v_state = taskq_internal.state_of_status(p_status)) IS NOT TRUE THEN
-        RETURN;
-    END IF;
     IF p_newest THEN
         v_high := least(v_high, p_after - 1);
     ELSE
         v_low := greatest(v_low, p_after + 1);
     END IF;
     v_queries := taskq_internal.filter_queries(
-        v_topic, v_low, v_high, CASE WHEN v_state IS NOT NULL THEN ARRAY[v_state] END,
+        v_topic, v_low, v_high, CASE WHEN p_state IS NOT NULL THEN ARRAY[p_state] END,
         CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference, p_status, p_since, p_until,
         p_error, p_error_group, p_pushed_with, v_order, v_budget);
     EXECUTE format('SELECT ARRAY(%s ORDER BY sequence %s LIMIT %s)', v_queries.matches, v_order, greatest(p_size, 0))
@@ -178,11 +160,11 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.find_tasks IS
 'Returns up to p_size sequences of a topic''s tasks that match a filter, beyond p_after. The order is ascending, or
-descending with p_newest true. A filter of NULL matches every task. p_status is a status of taskq.task_info; failed
-includes exhausted. p_since and p_until limit the time of the push, both included. p_error is a part of the error, in
-upper or lower case. p_error_group is a group of taskq.error_groups. p_pushed_with is a task of the same push. The call
-reads up to p_budget rows of the narrowest index. If the budget ends first, looked_to is the p_after of the next call.
-Raises TQ001 for an unknown topic.';
+descending with p_newest true. A filter of NULL matches every task. p_status is a status of taskq.task_info in the state
+p_state; failed includes exhausted. p_since and p_until limit the time of the push, both included. p_error is a part of
+the error, in upper or lower case. p_error_group is a group of taskq.error_groups. p_pushed_with is a task of the same
+push. The call reads up to p_budget rows of the narrowest index. If the budget ends first, looked_to is the p_after of
+the next call. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint)
 LANGUAGE plpgsql STABLE AS $$

@@ -43,9 +43,8 @@ BEGIN
         v_topic, v_low, v_high, CASE WHEN p_state IS NOT NULL THEN ARRAY[p_state] END,
         CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference)).matches, v_order,
         greatest(p_size, 0)) INTO v_sequences;
-    RETURN QUERY EXECUTE format(
-        'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s',
-        v_order) USING v_topic.topic_id, v_sequences;
+    RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic.topic_id AND i.sequence = ANY (v_sequences)
+        ORDER BY CASE v_order WHEN 'ASC' THEN i.sequence ELSE -i.sequence END;
 END $$;
 COMMENT ON FUNCTION taskq.page IS
 'Returns up to p_size tasks: ascending after p_after, or descending before p_before. p_from and p_to bound the

@@ -32,26 +32,13 @@ DECLARE
     v_front    taskq_internal.front;
     v_next     bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     v_count    int := 0;
-    v_found    int;
 BEGIN
     FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic_id, 101, v_now) LOOP
-        SELECT count(*) INTO v_found FROM (
-            SELECT FROM (
-                (SELECT l.xmin, l.xmax FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-                   AND l.priority + 0 = v_front.priority AND l.available_at <= v_now
-                   AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
-                 ORDER BY l.available_at, l.sequence)
-                UNION ALL
-                (SELECT l.xmin, l.xmax FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                   AND l.priority = v_front.priority AND l.available_at <= v_now
-                   AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
-                 ORDER BY l.available_at, l.sequence)) l
-            WHERE NOT (taskq_internal.is_transaction_open(l.xmax, v_next)
-                       AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
-            LIMIT p_limit - v_count) found;
-        v_count := v_count + v_found;
+        v_count := v_count + (SELECT count(*) FROM (
+            SELECT FROM taskq_internal.due_of_front(v_front, v_now) d
+            WHERE NOT (taskq_internal.is_transaction_open(d.locked_by, v_next)
+                       AND NOT taskq_internal.is_transaction_open(d.placed_by, v_next))
+            LIMIT p_limit - v_count) found);
         EXIT WHEN v_count >= p_limit;
     END LOOP;
     RETURN v_count;

@@ -170,6 +170,23 @@ BEGIN
            ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
 
+-- Returns the due tasks of one priority in order: the late ones before the front, and then those behind it. The planner
+-- inlines the body, so that a LIMIT of the caller ends the scans.
+CREATE FUNCTION taskq_internal.due_of_front(p_front taskq_internal.front, p_now timestamptz)
+RETURNS TABLE (available_at timestamptz, attempt int, placed_by xid, locked_by xid) LANGUAGE sql STABLE AS $$
+    (SELECT l.available_at, l.attempt, l.xmin, l.xmax FROM taskq_internal.live l
+     WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+       AND l.priority + 0 = p_front.priority AND l.available_at <= p_now
+       AND (l.available_at, l.sequence) < (p_front.available_at, p_front.sequence)
+     ORDER BY l.available_at, l.sequence)
+    UNION ALL
+    (SELECT l.available_at, l.attempt, l.xmin, l.xmax FROM taskq_internal.live l
+     WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+       AND l.priority = p_front.priority AND l.available_at <= p_now
+       AND (l.available_at, l.sequence) >= (p_front.available_at, p_front.sequence)
+     ORDER BY l.available_at, l.sequence)
+$$;
+
 -- Announces that this transaction makes tasks of these topics READY for a retry. Returns the time from which these
 -- tasks are not late: the clock, or the latest front of these topics if the clock was set back. The transaction may
 -- have announced its time before, for another topic. So it reads the clock after it has taken the locks of these

@@ -76,36 +76,29 @@ and topics without a due task.';
 
 -- Returns the numbers of READY tasks of a topic, each up to p_cap, as if the topic were not paused. ready to paused
 -- count by the status of taskq.task_info. due counts tasks that wait for nothing, and probing retries that are due and
--- wait for the probe of the topic. The function reads priority by priority, because due times are in order only within
--- a priority. It reads up to 2 * p_cap tasks that are due, and as many that are not.
+-- wait for the probe of the topic. oldest is the earliest due time of the tasks that are due and wait for nothing. The
+-- function reads priority by priority, because due times are in order only within a priority. To find p_cap tasks that
+-- were never attempted among those that are due, it reads as many more as wait for a retry.
 CREATE FUNCTION taskq_internal.count_waiting(
     p_topic_id int, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
-    OUT paused bigint, OUT due bigint, OUT probing bigint
+    OUT paused bigint, OUT due bigint, OUT probing bigint, OUT oldest timestamptz
 ) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
-    v_most  bigint := 2 * p_cap::bigint;
+    v_most  bigint;
     v_front taskq_internal.front;
-    v_found record;
 BEGIN
+    retrying := (SELECT count(*) FROM (
+        SELECT l.waits FROM taskq_internal.live l
+        WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0 AND l.waits <> :WAITS_DEPENDENCIES
+        ORDER BY l.sequence LIMIT p_cap) n WHERE n.waits <> :WAITS_RESUME);
+    v_most := p_cap + retrying;
     due := 0; ready := 0; scheduled := 0;
     FOR v_front IN SELECT * FROM taskq_internal.newest_fronts(p_topic_id) LOOP
-        SELECT count(*) AS due, count(*) FILTER (WHERE n.attempt = 0) AS ready INTO v_found FROM (
-            SELECT d.attempt FROM (
-                (SELECT l.attempt FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-                   AND l.priority + 0 = v_front.priority AND l.available_at <= v_now
-                   AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
-                 ORDER BY l.available_at, l.sequence)
-                UNION ALL
-                (SELECT l.attempt FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                   AND l.priority = v_front.priority AND l.available_at <= v_now
-                   AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
-                 ORDER BY l.available_at, l.sequence)) d
-            LIMIT greatest(v_most - due, 0)) n;
-        due := due + v_found.due;
-        ready := ready + v_found.ready;
+        SELECT due + count(*), ready + count(*) FILTER (WHERE n.attempt = 0), least(oldest, min(n.available_at))
+        INTO due, ready, oldest FROM (
+            SELECT d.* FROM taskq_internal.due_of_front(v_front, v_now) d
+            LIMIT greatest(v_most - due, 1)) n;
         scheduled := scheduled + (
             SELECT count(*) FILTER (WHERE n.attempt = 0)
             FROM (SELECT l.attempt FROM taskq_internal.live l
@@ -123,33 +116,17 @@ BEGIN
                               WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
                                 AND l.waits = k.waits AND (k.waits <> :WAITS_PROBE OR l.available_at <= v_now)
                               ORDER BY l.available_at, l.sequence LIMIT p_cap) w) n;
-    retrying := (SELECT count(*) FROM (
-        SELECT l.waits FROM taskq_internal.live l
-        WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0 AND l.waits <> :WAITS_DEPENDENCIES
-        ORDER BY l.sequence LIMIT p_cap) n WHERE n.waits <> :WAITS_RESUME);
     ready := least(ready, p_cap); scheduled := least(scheduled, p_cap); due := least(due, p_cap);
 END $$;
 
 -- Returns the state of the newest task of an identifier, or NULL if it has no task.
 CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_sequence bigint;
-    v_state    int;
+    v_sequence bigint := (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_identifier
+                          AND t.topic_id = p_topic_id ORDER BY t.sequence DESC LIMIT 1);
 BEGIN
-    SELECT t.sequence INTO v_sequence FROM taskq_internal.task t
-    WHERE t.identifier = p_identifier AND t.topic_id = p_topic_id ORDER BY t.sequence DESC LIMIT 1;
-    SELECT e.state INTO v_state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = v_sequence;
-    IF FOUND OR v_sequence IS NULL THEN
-        RETURN v_state;
-    END IF;
-    RETURN (SELECT (l.holder IS NULL)::int FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
-            AND l.sequence = v_sequence);
+    RETURN coalesce(
+        (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = v_sequence),
+        (SELECT (l.holder IS NULL)::int FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+         AND l.sequence = v_sequence));
 END $$;
-
--- Returns the state of tasks with this status, and NULL for an unknown status.
-CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN :READY
-                WHEN p_status = 'exhausted' THEN :FAILED WHEN p_status = '' THEN NULL
-                ELSE array_position(ARRAY['running', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded',
-                                          'recreated', 'redundant'], p_status) - 1 END
-$$;

@@ -3,7 +3,6 @@
 --
 --     SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
 --     SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
---     SELECT * FROM taskq.newest('orders', 50);
 --     SELECT * FROM taskq.topic_summaries;
 --
 -- The views leave out payloads, which taskq.task has, and cut outputs and errors to a line. Programs call functions
@@ -64,23 +63,6 @@ COMMENT ON VIEW taskq.tasks IS
 'All tasks, for people at a psql prompt. The view has names instead of numbers, ages instead of times, and the reason
 why a task is not running. It leaves out payloads, and cuts outputs and errors to a line. Filter by topic and state. The
 columns may change with any release.';
-
-CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL)
-RETURNS SETOF taskq.tasks LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic     taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
-    v_sequences bigint[];
-BEGIN
-    EXECUTE format('SELECT ARRAY(%s ORDER BY sequence DESC LIMIT %s)', (taskq_internal.filter_queries(
-        v_topic, 0, 9223372036854775807, NULL, CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END
-        )).matches, greatest(p_size, 0)) INTO v_sequences;
-    RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic.topic_id AND v.sequence = ANY (v_sequences)
-        ORDER BY v.sequence DESC;
-END $$;
-COMMENT ON FUNCTION taskq.newest IS
-'Returns the p_size newest tasks of a topic, with the columns of taskq.tasks, for people at a psql prompt. With
-p_identifier it returns only tasks of this identifier. It reads an index, so it is fast on any topic. The columns may
-change with any release. Raises TQ001 for an unknown topic.';
 
 CREATE VIEW taskq.topic_summaries AS
 SELECT p.name AS topic, p.paused, b.ready, b.scheduled, b.retrying, b.blocked, b.running,
