@@ -127,9 +127,8 @@ class TaskQSensor(TaskQBaseSensor):
         with self.hook.get_conn() as connection:
             queue = InstrumentedQueue(connection)
             claimed = request.claim(queue)
-            if claimed is None:
-                connection.rollback()  # so that a gate that stays closed leaves no lease
-                return None
+        if claimed is None:
+            return None
         self.hook.report(queue)  # of claimed tasks: a takeover has counted none
         claim, takeover = claimed
         if takeover is not None:

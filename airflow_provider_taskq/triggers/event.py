@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.common.compat.sdk import AirflowException
@@ -158,18 +158,16 @@ class TaskQEventTrigger(BaseEventTrigger):
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> "SharedStreamProducer":
         """Create the producer of the stream, which connects when Airflow opens it."""
-        from airflow_provider_taskq.triggers.event_stream import EventStreamConfig, EventStreamProducer
+        from airflow_provider_taskq.triggers.event_stream import EventStreamProducer
 
-        config = {field.name: kwargs[field.name] for field in fields(EventStreamConfig)}
-        config["owner"] = kwargs["owner"] or _default_owner(kwargs)
-        return EventStreamProducer(EventStreamConfig(**config))
+        return EventStreamProducer(cls(**kwargs), kwargs["owner"] or _default_owner(kwargs))
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator["EventBatch"]) -> AsyncIterator[TriggerEvent]:
         """Fire the event of each batch, or reject the batch."""
         from airflow.triggers.shared_stream import reject_shared_stream_event
 
         async for batch in shared_stream:
-            reason = self.rejection(batch) if batch.sequences else None
+            reason = self.rejection(batch) if batch.tasks else None
             if reason is None:
                 yield _event(batch.event())
                 batch.fired += 1  # reached only after Airflow has taken the event

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_taskq.queue import Task
+
 NAMED_IDENTIFIERS = 100  # the most identifiers in an event
 
 
@@ -12,18 +14,22 @@ class EventBatch:
     """The claimed tasks of one event, which Airflow's shared stream passes to the triggers and then to `advance`."""
 
     topic: str
-    sequences: tuple[int, ...]
-    identifiers: tuple[str, ...]
+    tasks: tuple[Task, ...] = ()
     fired: int = 0  # how many triggers have passed their event to Airflow
     rejections: list[str] = field(default_factory=list)
     starts_run: bool = True  # whether the event starts a run, because the previous event fired long ago
+
+    @property
+    def identifiers(self) -> tuple[str, ...]:
+        """The identifiers of the tasks, by which `rejection` may judge the batch."""
+        return tuple(task.identifier for task in self.tasks)
 
     def event(self) -> dict[str, Any]:
         """Return the payload of the event: all sequences, and the identifiers of the first 100 tasks."""
         return {
             "topic": self.topic,
-            "claimed": len(self.sequences),
-            "sequences": list(self.sequences),
+            "claimed": len(self.tasks),
+            "sequences": [task.sequence for task in self.tasks],
             "identifiers": list(self.identifiers[:NAMED_IDENTIFIERS]),
         }
 
@@ -83,7 +89,7 @@ class EventDebouncer:
             self._closings += 1
             more = self._closings < self._closing_events
             self._closing_at = now + self._cooldown * 2.0**self._closings if more else None
-        return [self._fire(EventBatch(topic, (), ()), now)]
+        return [self._fire(EventBatch(topic), now)]
 
     def settle(self, batch: EventBatch, now: float) -> None:
         """Record that Airflow has stored or dropped the event of a batch."""
@@ -91,7 +97,7 @@ class EventDebouncer:
         if batch.fired:
             self._quiet_at = now + self._cooldown
             self._needs_follow_up = not batch.starts_run
-        if batch.sequences:
+        if batch.tasks:
             self._schedule_closing_events(now)
 
     def _fire(self, batch: EventBatch, now: float) -> EventBatch:

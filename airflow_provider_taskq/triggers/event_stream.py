@@ -5,51 +5,50 @@ The stream completes a task only after Airflow has stored the task's event.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.queue import LeaseLost, NotHeld, Result, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.queue import (
+    Decision,
+    LeaseLost,
+    NotHeld,
+    Owner,
+    Result,
+    Task,
+    TaskQueue,
+    TaskQueueError,
+    UnknownTopic,
+)
 from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import first_line
 from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.queue.metrics import COMPLETED, LEASE_LOST, POLLED
-from airflow_provider_taskq.triggers.connection import ReconnectingConnection
 from airflow_provider_taskq.triggers.event_debouncer import EventBatch, EventDebouncer
+from airflow_provider_taskq.triggers.queue_thread import QueueThread
 from airflow_provider_taskq.triggers.waits import ReadyWait, unknown_topic_error
 from airflow_provider_taskq.triggers.watcher import get_watcher
+
+if TYPE_CHECKING:
+    from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 
 log = logging.getLogger(__name__)
 
 _MAX_IN_FLIGHT = 128  # tasks, or two batches; Airflow's own limit of unconfirmed events is 1,024
 _MAX_BACKOFF = 30.0  # seconds
-_RELEASE_TIMEOUT = 5.0  # seconds; if the release fails, the lease expires
-_RETRY_DELAY = "5 seconds"  # of a task whose event Airflow did not store, so that a failure causes no busy loop
+_RELEASE_TIMEOUT = 10.0  # seconds; if the release fails, the lease expires
+_STORED = Decision(Result.SUCCESS)
+_NOT_STORED = Decision(Result.SUSPENSION, delay=timedelta(seconds=5))  # so that a failure causes no busy loop
 
 _ERRORS = (psycopg.Error, TaskQueueError, AirflowException, OSError)
-
-
-@dataclass(frozen=True, slots=True)
-class EventStreamConfig:
-    """The parameters of a claim stream; see TaskQEventTrigger."""
-
-    taskq_conn_id: str
-    topic: str
-    owner: str
-    lease: float
-    cooldown: float
-    closing_events: int
-    batch_size: int
-    order: str
-    condition: str
-    poll_interval: float
 
 
 class EventStreamProducer(SharedStreamProducer):
@@ -66,15 +65,16 @@ class EventStreamProducer(SharedStreamProducer):
     any other error the stream retries with growing pauses, because nothing else restarts the trigger of a DAG.
     """
 
-    def __init__(self, config: EventStreamConfig) -> None:
+    def __init__(self, config: "TaskQEventTrigger", owner: str) -> None:
         self._config = config
-        self._connection = ReconnectingConnection(config.taskq_conn_id)
-        self._owner = AsyncOwner(self._connection, config)
+        self._queue = QueueThread(config.taskq_conn_id)
+        self._name = owner
+        self._owner: Owner | None = None  # once this process has registered it
         # The stream sends heartbeats between its steps, on its own connection, so it needs no thread of worker.lease. A
         # sixth of the lease leaves time for two more attempts before another triggerer may take over, after a half.
         self._heartbeat_interval = config.lease / 6
         self._heartbeat_due = 0.0
-        self._in_flight: dict[int, int] = {}  # the attempts of tasks by sequence
+        self._in_flight: dict[int, Task] = {}  # by sequence
         self._settled = asyncio.Event()
         self._debouncer = EventDebouncer(config.cooldown, config.closing_events)
         self._backoff = self._new_backoff()
@@ -107,18 +107,17 @@ class EventStreamProducer(SharedStreamProducer):
 
         A task needs no settlement if it was purged, or dropped with its topic, while Airflow stored its event.
         """
-        settlements = [one for item in batch for one in _settlements(item, self._in_flight)]
-        left = settlements
+        decisions = {task: decision for item in batch for task, decision in _decisions(item).items()}
+        left = decisions
         backoff = self._new_backoff()
         while left:
             try:
                 if backoff.failures:  # the failed attempt may have committed
-                    left = await self._owner.unsettled(left)
-                if left:
-                    await self._owner.settle(left)
+                    left = await self._unsettled(left)
+                await self._queue.call(partial(_complete, self._registered, left))
                 break
             except NotHeld as error:
-                held = await self._owner.unsettled(left)
+                held = await self._unsettled(left)
                 if len(held) == len(left):
                     raise
                 log.warning("Tasks of stored events are gone: topic=%s error=%s", self._config.topic, first_line(error))
@@ -127,36 +126,36 @@ class EventStreamProducer(SharedStreamProducer):
                 if self._closed or not (isinstance(error, OSError) or classify(error).is_temporary):
                     raise
                 await self._pause_after(error, backoff)
-        self._remove_in_flight(settlements)
+        self._remove_in_flight(decisions)
         now = asyncio.get_running_loop().time()
         for item in batch:
             self._debouncer.settle(item.broker_payload, now)
         self._settled.set()
-        self._count_completed(settlements)
+        self._count_completed(decisions)
 
     async def aclose(self) -> None:
         """Release the held tasks. If that fails, the next triggerer takes them over, or the lease expires."""
         self._closed = True
         try:
-            if self._owner.registered:
-                async with asyncio.timeout(_RELEASE_TIMEOUT * 2):
-                    await self._owner.release(_RELEASE_TIMEOUT)
+            if self._owner is not None:
+                async with asyncio.timeout(_RELEASE_TIMEOUT):
+                    await self._queue.call(lambda queue: queue.release(self._registered))
         except _ERRORS as error:
-            log.warning("Cannot release the tasks of an event stream: owner=%s error=%s", self._config.owner, error)
+            log.warning("Cannot release the tasks of an event stream: owner=%s error=%s", self._name, error)
         finally:
-            await self._connection.close()
+            self._queue.close()
 
     async def _next_batches(self) -> list[EventBatch]:
         """Take one step: register, heartbeat, wait or claim. A step ends before the next heartbeat is due."""
         config = self._config
-        if not self._owner.registered and not await self._try_register():
+        if self._owner is None and not await self._try_register():
             return []
         await self._heartbeat_if_due()
         if self._held_unknown:
             in_flight = set(self._in_flight)  # read before `held`: a task that settles meanwhile must not fire again
-            held = [task for task in await self._owner.held() if task[0] not in in_flight]
+            held = await self._held()
             self._held_unknown = False
-            return self._fire(held)
+            return self._fire([task for task in held if task.sequence not in in_flight])
         if len(self._in_flight) + config.batch_size > max(_MAX_IN_FLIGHT, 2 * config.batch_size):
             await self._wait_for_any(None)
             return []
@@ -170,7 +169,10 @@ class EventStreamProducer(SharedStreamProducer):
 
     async def _claim(self) -> list[EventBatch]:
         self._held_unknown = True  # a poll that fails may have committed
-        polled = await self._owner.poll(self._config.batch_size)
+        config = self._config
+        polled = await self._queue.call(
+            lambda queue: queue.poll(config.topic, self._registered, config.batch_size, config.order, config.condition)
+        )
         self._held_unknown = False
         metrics.record_in_triggerer(POLLED, len(polled), topic=self._config.topic)
         self._drained = len(polled) < self._config.batch_size
@@ -178,42 +180,58 @@ class EventStreamProducer(SharedStreamProducer):
             await asyncio.sleep(min(self._config.poll_interval, self._heartbeat_interval))
         return self._fire(polled)
 
-    def _fire(self, tasks: Sequence[tuple[int, str, int]]) -> list[EventBatch]:
+    def _fire(self, tasks: Sequence[Task]) -> list[EventBatch]:
         """Mark tasks as in flight, split them into batches, and return the batches that fire their events now."""
-        self._in_flight.update({sequence: attempt for sequence, _, attempt in tasks})
+        tasks = [replace(task, payload=None) for task in tasks]  # no event has it
+        self._in_flight.update({task.sequence: task for task in tasks})
         size = self._config.batch_size
         batches = [
-            EventBatch(
-                self._config.topic,
-                tuple(sequence for sequence, _, _ in tasks[start : start + size]),
-                tuple(identifier for _, identifier, _ in tasks[start : start + size]),
-            )
-            for start in range(0, len(tasks), size)
+            EventBatch(self._config.topic, tuple(tasks[start : start + size])) for start in range(0, len(tasks), size)
         ]
         return self._debouncer.add(batches, asyncio.get_running_loop().time())
 
-    def _remove_in_flight(self, settlements: "Sequence[Settlement]") -> None:
-        for one in settlements:
-            if self._in_flight.get(one.sequence) == one.attempt:  # a later poll may have claimed the task again
-                self._in_flight.pop(one.sequence, None)
+    def _remove_in_flight(self, settled: Iterable[Task]) -> None:
+        for task in settled:
+            if self._in_flight.get(task.sequence) is task:  # a later poll may have claimed it again
+                del self._in_flight[task.sequence]
+
+    @property
+    def _registered(self) -> Owner:
+        assert self._owner is not None  # noqa: S101  for the type checker: each step begins with the registration
+        return self._owner
+
+    async def _held(self) -> list[Task]:
+        return await self._queue.call(lambda queue: queue.held(self._registered, self._config.topic))
+
+    async def _unsettled(self, decisions: Mapping[Task, Decision]) -> dict[Task, Decision]:
+        """Return the decisions on tasks that are still held in that attempt. Raises LeaseLost if the lease is gone."""
+        await self._heartbeat()  # raises LeaseLost, while `held` would return no tasks
+        attempts = {task: task.attempt for task in await self._held()}
+        return {task: decision for task, decision in decisions.items() if attempts.get(task) == task.attempt}
 
     async def _try_register(self) -> bool:
-        if await self._owner.is_active_elsewhere():
+        lease = timedelta(seconds=self._config.lease)
+        # An owner without a sign of life for half of its lease counts as dead.
+        active = await self._queue.call(lambda queue: queue.owners(lease / 2))
+        if self._name in [owner.name for owner in active]:
             if not self._standby_logged:
                 self._standby_logged = True
-                log.info("Event stream on standby, another process is active: owner=%s", self._config.owner)
+                log.info("Event stream on standby, another process is active: owner=%s", self._name)
             await asyncio.sleep(self._heartbeat_interval)
             return False
-        await self._owner.register()
+        self._owner = await self._queue.call(lambda queue: queue.register(self._name, lease))
         now = asyncio.get_running_loop().time()
         self._debouncer.start(now)
         self._heartbeat_due = now + self._heartbeat_interval
         return True
 
+    async def _heartbeat(self) -> None:
+        await self._queue.call(lambda queue: queue.heartbeat(self._registered))
+
     async def _heartbeat_if_due(self) -> None:
         loop = asyncio.get_running_loop()
         if loop.time() >= self._heartbeat_due:
-            await self._owner.heartbeat()
+            await self._heartbeat()
             self._heartbeat_due = loop.time() + self._heartbeat_interval
 
     async def _wait_for_any(self, event: Coroutine[Any, Any, object] | None) -> bool:
@@ -255,110 +273,23 @@ class EventStreamProducer(SharedStreamProducer):
     def _new_backoff(self) -> Backoff:
         return Backoff(1.0, min(_MAX_BACKOFF, self._heartbeat_interval))
 
-    def _count_completed(self, settlements: "Sequence[Settlement]") -> None:
+    def _count_completed(self, decisions: Mapping[Task, Decision]) -> None:
+        numbers = Counter(decision.result for decision in decisions.values())
         for result in (Result.SUCCESS, Result.FAILURE):
-            number = sum(one.result is result for one in settlements)
-            metrics.record_in_triggerer(COMPLETED, number, topic=self._config.topic, result=result.name)
+            metrics.record_in_triggerer(COMPLETED, numbers[result], topic=self._config.topic, result=result.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """The result of a claimed task in one attempt. SUSPENSION returns the task to the topic."""
-
-    sequence: int
-    attempt: int | None
-    result: Result
-    error: str | None = None
+def _complete(owner: Owner, decisions: Mapping[Any, Decision], queue: TaskQueue) -> None:
+    queue.complete(owner, decisions)
 
 
-class AsyncOwner:
-    """One owner in one topic, for an event loop: the queue's verbs without payloads."""
-
-    def __init__(self, connection: ReconnectingConnection, config: EventStreamConfig) -> None:
-        self._connection = connection
-        self._config = config
-        self._name = config.owner
-        self._lease = timedelta(seconds=config.lease)
-        self._fence: int | None = None
-
-    @property
-    def registered(self) -> bool:
-        """Whether this process has registered the owner."""
-        return self._fence is not None
-
-    async def is_active_elsewhere(self) -> bool:
-        """Return whether the owner's lease runs and had a heartbeat within half its length."""
-        rows = await self._connection.fetch_all(
-            "SELECT name FROM taskq.owners(%s::interval) WHERE name = %s::text",
-            (interval_text(self._lease / 2), self._name),
-        )
-        return bool(rows)
-
-    async def register(self) -> None:
-        """Register the owner, take over the tasks of its name, and lock earlier registrations out."""
-        rows = await self._connection.fetch_all(
-            "SELECT fence FROM taskq.register(%s::text, %s::interval)", (self._name, interval_text(self._lease))
-        )
-        self._fence = int(rows[0][0])
-
-    async def heartbeat(self) -> None:
-        """Extend the lease. Raises LeaseLost if it is gone."""
-        await self._connection.fetch_all("SELECT taskq.heartbeat(%s::text, %s::bigint)", (self._name, self._fence))
-
-    async def poll(self, size: int) -> list[tuple[int, str, int]]:
-        """Claim up to `size` tasks, and return their sequences, identifiers and attempts."""
-        return await self._connection.fetch_all(
-            "SELECT sequence, identifier, attempt"
-            " FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-            (self._config.topic, self._name, self._fence, size, self._config.order, self._config.condition),
-        )
-
-    async def held(self) -> list[tuple[int, str, int]]:
-        """Return the sequences, identifiers and attempts of held tasks, in polled order; none if the lease is gone."""
-        return await self._connection.fetch_all(
-            "SELECT sequence, identifier, attempt FROM taskq.held(%s::text, %s::bigint, %s::text)",
-            (self._name, self._fence, self._config.topic),
-        )
-
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Complete or return all of the tasks, or none. Raises LeaseLost, and NotHeld if one of them is not held."""
-        delays = [_RETRY_DELAY if one.result is Result.SUSPENSION else None for one in settlements]
-        await self._connection.fetch_all(
-            "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], NULL, %b::text[],"
-            " %b::text[]::interval[], NULL, %b::int[])",
-            (
-                self._name,
-                self._fence,
-                [one.sequence for one in settlements],
-                [int(one.result) for one in settlements],
-                [one.error for one in settlements],
-                delays if any(delays) else None,
-                [one.attempt for one in settlements],
-            ),
-        )
-
-    async def unsettled(self, settlements: Collection[Settlement]) -> list[Settlement]:
-        """Return the settlements whose tasks are still held in that attempt. Raises LeaseLost if the lease is gone."""
-        await self.heartbeat()  # raises LeaseLost, while `held` would return no tasks
-        held = {sequence: attempt for sequence, _, attempt in await self.held()}
-        return [one for one in settlements if one.sequence in held and one.attempt in (None, held[one.sequence])]
-
-    async def release(self, timeout: float) -> None:  # noqa: ASYNC109
-        """Release all held tasks, and end the lease. `timeout`: seconds to wait for an answer."""
-        await self._connection.fetch_all(
-            "SELECT taskq.release(%s::text, %s::bigint)", (self._name, self._fence), timeout=timeout
-        )
-        self._fence = None
-
-
-def _settlements(item: AdvanceItem, attempts: Mapping[int, int]) -> list[Settlement]:
-    """Return the results of an event's tasks, by the outcome of the event."""
+def _decisions(item: AdvanceItem) -> dict[Task, Decision]:
+    """Return the decisions on an event's tasks, by the outcome of the event."""
     batch: EventBatch = item.broker_payload
     if item.outcome.rejected:
         error = "; ".join(batch.rejections) or "rejected by the trigger"
-        return [Settlement(sequence, attempts.get(sequence), Result.FAILURE, error) for sequence in batch.sequences]
+        return dict.fromkeys(batch.tasks, Decision(Result.FAILURE, error=error))
     # Airflow counts a trigger as accepting that was cancelled after it took an event and before it fired one. So the
     # batch itself counts how many triggers have fired.
     stored = item.outcome.is_clean and batch.fired >= item.outcome.acked
-    result = Result.SUCCESS if stored else Result.SUSPENSION
-    return [Settlement(sequence, attempts.get(sequence), result) for sequence in batch.sequences]
+    return dict.fromkeys(batch.tasks, _STORED if stored else _NOT_STORED)

@@ -3,29 +3,27 @@
 import asyncio
 import logging
 from asyncio import Future
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowException
 
-from airflow_provider_taskq import hooks, metrics
+from airflow_provider_taskq import metrics
 from airflow_provider_taskq.parameters import parse_duration, parse_int, parse_optional_duration
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.claims import Claim, held_sequences
-from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.metrics import POLLED
 from airflow_provider_taskq.triggers.base import TaskQBaseTrigger
-from airflow_provider_taskq.triggers.connection import per_event_loop, permanent_error
+from airflow_provider_taskq.triggers.queue_thread import QueueThread, per_event_loop, permanent_error
 from airflow_provider_taskq.triggers.wait_queries import check_wait
 from airflow_provider_taskq.triggers.waits import ReadyWait
 from airflow_provider_taskq.triggers.watcher import get_watcher
 
 log = logging.getLogger(__name__)
 
-_CALL_TIMEOUT = 30.0  # seconds
 _LOCK_TIMEOUT = 2  # seconds; while one claim waits for a lock, the claims of all other gates wait
 
 
@@ -166,11 +164,18 @@ class ClaimRequest:
     lease: timedelta = timedelta(hours=1)
 
     def claim(self, queue: TaskQueue) -> tuple[Claim, Takeover | None] | None:
-        """Take over the tasks that the owner holds in the topic; if it holds none, claim tasks.
+        """Take over the tasks that the owner holds in the topic; if it holds none, claim tasks. Commit.
 
-        Return None if the gate stays closed, also if other consumers left fewer tasks than the gate needs. The caller
-        then has to roll back, so that no lease and no claimed task is left.
+        Return None if the gate stays closed, also if other consumers left fewer tasks than the gate needs. Then neither
+        a lease nor a claimed task is left.
         """
+        with queue.conn.transaction() as transaction:
+            claimed = self._claim(queue)
+            if claimed is None:
+                raise psycopg.Rollback(transaction)
+        return claimed
+
+    def _claim(self, queue: TaskQueue) -> tuple[Claim, Takeover | None] | None:
         previous = queue.owner(self.owner)
         takeover = None
         if previous is not None:
@@ -201,10 +206,8 @@ class ClaimExecutor:
     """
 
     def __init__(self, conn_id: str) -> None:
-        self._conn_id = conn_id
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="taskq claims")
+        self._queue = QueueThread(conn_id, _limit_locks)
         self._callers = 0
-        self._connection: psycopg.Connection | None = None
 
     async def claim(self, request: ClaimRequest) -> tuple[Claim, Takeover | None] | None:
         """Claim and commit. Return None if the gate stays closed, or after a transient error.
@@ -212,42 +215,22 @@ class ClaimExecutor:
         Raises a permanent error, such as UnknownTopic. If the caller is cancelled while the thread claims, the claim is
         released afterwards.
         """
-        loop = asyncio.get_running_loop()
         self._callers += 1
-        future = loop.run_in_executor(self._thread, self._claim, request)
+        future = self._queue.call(request.claim)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             future.add_done_callback(self._release_abandoned)
             raise
+        except (psycopg.Error, TaskQueueError, AirflowException, TimeoutError) as error:
+            if permanent_error(error) is not None:
+                raise
+            log.warning("Cannot claim, will retry: topic=%s error=%s", request.topic, error)
+            return None
         finally:
             self._callers -= 1
             if not self._callers:
-                self._thread.submit(self._close_if_idle)
-
-    def _claim(self, request: ClaimRequest) -> tuple[Claim, Takeover | None] | None:
-        try:
-            connection = self._connected()
-            with connection.transaction() as transaction:
-                claimed = request.claim(TaskQueue(connection))
-                if claimed is None:
-                    raise psycopg.Rollback(transaction)
-        except (psycopg.Error, TaskQueueError, AirflowException) as error:
-            self._close()
-            permanent = permanent_error(error)
-            if permanent is not None:
-                raise permanent from error
-            log.warning("Cannot claim, will retry: topic=%s error=%s", request.topic, error)
-            return None
-        return claimed
-
-    def _connected(self) -> psycopg.Connection:
-        if self._connection is None or self._connection.closed:
-            self._connection = hooks.TaskQHook(taskq_conn_id=self._conn_id).get_conn()
-            self._connection.autocommit = True
-            limit_calls(self._connection, CallLimit(_CALL_TIMEOUT))
-            self._connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}s'")
-        return self._connection
+                self._queue.close()
 
     def _release_abandoned(self, future: "Future[tuple[Claim, Takeover | None] | None]") -> None:
         """Release a claim whose caller was cancelled. A takeover stays: the tasks were held before the call."""
@@ -255,27 +238,20 @@ class ClaimExecutor:
             return
         claim, takeover = claimed
         if takeover is None:
-            self._thread.submit(self._release, claim)
+            _ = self._queue.call(partial(_release, claim))
+            self._queue.close()
 
-    def _release(self, claim: Claim) -> None:
-        try:
-            queue = TaskQueue(self._connected())
-            owner = queue.owner(claim.owner, claim.fence)
-            if owner is not None:
-                queue.release(owner)
-        except (psycopg.Error, TaskQueueError, AirflowException) as error:
-            log.warning("Cannot release a claim, its lease will expire: owner=%s error=%s", claim.owner, error)
-        finally:
-            self._close_if_idle()
 
-    def _close_if_idle(self) -> None:
-        if not self._callers:
-            self._close()
+def _limit_locks(_: object, connection: psycopg.Connection) -> None:
+    connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}s'")
 
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+
+def _release(claim: Claim, queue: TaskQueue) -> None:
+    try:
+        if (owner := queue.owner(claim.owner, claim.fence)) is not None:
+            queue.release(owner)
+    except (psycopg.Error, TaskQueueError) as error:
+        log.warning("Cannot release a claim, its lease will expire: owner=%s error=%s", claim.owner, error)
 
 
 get_claim_executor = per_event_loop(ClaimExecutor)

@@ -19,9 +19,9 @@ from airflow_provider_taskq.triggers.connection import (
     Connection,
     call_with_timeout,
     create_async_hook,
-    per_event_loop,
     permanent_error,
 )
+from airflow_provider_taskq.triggers.queue_thread import per_event_loop
 from airflow_provider_taskq.triggers.wait_queries import (
     QueryBatch,
     RegisteredQuery,

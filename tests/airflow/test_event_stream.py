@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -18,11 +18,11 @@ pytest.importorskip("airflow.triggers.shared_stream", reason=CLAIMS_SHARE_STREAM
 from airflow.triggers.base import TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager, SharedStreamProducer
 
-from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue
+from airflow_provider_taskq.queue import LeaseLost, NewTask, Owner, State, TaskQueue
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 from airflow_provider_taskq.triggers.event_debouncer import EventBatch
-from airflow_provider_taskq.triggers.event_stream import AsyncOwner, EventStreamProducer, Settlement
+from airflow_provider_taskq.triggers.event_stream import EventStreamProducer
 from tests.airflow.conftest import LINES, until
 
 pytestmark = [
@@ -394,17 +394,16 @@ class PickyOnce(TaskQEventTrigger):
 async def test_a_rejection_whose_answer_was_lost_is_not_repeated_on_the_next_attempt(
     queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = AsyncOwner.settle
-    lost: list[Sequence[Settlement]] = []
+    complete = TaskQueue.complete
+    lost: list[object] = []
 
-    async def settle_and_lose_the_answer(owner: AsyncOwner, settlements: Sequence[Settlement]) -> None:
-        await settle(owner, settlements)
+    def complete_and_lose_the_answer(completing: TaskQueue, owner: Owner, decisions: Any) -> None:
+        complete(completing, owner, decisions)
         if not lost:
-            lost.append(settlements)
-            await until(lambda: attempts(queue) == [2])
+            lost.append(decisions)
             raise psycopg.OperationalError("the answer is lost")
 
-    monkeypatch.setattr(AsyncOwner, "settle", settle_and_lose_the_answer)
+    monkeypatch.setattr(TaskQueue, "complete", complete_and_lose_the_answer)
     queue.alter_topic("work", base=0, max_attempts=2)
     (task,) = queue.push("work", ["a"])
     async with triggerer() as airflow:

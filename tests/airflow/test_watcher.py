@@ -24,8 +24,9 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
-from airflow_provider_taskq.triggers import watcher
-from airflow_provider_taskq.triggers.connection import ReconnectingConnection
+from airflow_provider_taskq.queue.errors import CallTimeout
+from airflow_provider_taskq.triggers import queue_thread, watcher
+from airflow_provider_taskq.triggers.queue_thread import QueueThread
 from airflow_provider_taskq.triggers.waits import JunctureWait, QueryResult, ReadyWait, StateWait, Wait, WaitLog
 from airflow_provider_taskq.triggers.watcher import Outcome, PollSchedule, Watcher, get_watcher
 from demo.postgres import EmbeddedPostgres
@@ -235,12 +236,18 @@ class TestLostConnections:
         assert [await wait for wait in waits] == [1] * 20
         assert str(conninfo_to_dict(own_server.dsn)["password"]) not in caplog.text
 
-    async def test_a_session_of_an_event_trigger_that_hangs_is_replaced(self) -> None:
-        line = ReconnectingConnection("taskq_default")
-        with pytest.raises(TimeoutError):
-            await line.fetch_all("SELECT pg_sleep(600)", (), timeout=0.2)
-        assert await line.fetch_all("SELECT 1", ()) == [(1,)]
-        await line.close()
+    @pytest.mark.usefixtures("queue")
+    async def test_a_session_of_an_event_trigger_that_hangs_is_replaced(
+        self, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], int]
+    ) -> None:
+        monkeypatch.setattr(queue_thread, "_CALL_SECONDS", 0.2)
+        line = QueueThread("taskq_default")
+        with pytest.raises(CallTimeout):
+            await line.call(lambda queue: queue.conn.execute("SELECT pg_sleep(600)"))
+        monkeypatch.undo()
+        assert await line.call(lambda queue: queue.topics()) == ["work"]
+        line.close()
+        await until(lambda: lines() == 0)
 
 
 class TestNotifications:
@@ -417,12 +424,11 @@ class TestReadOnly:
     async def test_an_event_trigger_replaces_a_session_that_is_read_only(
         self, queue: TaskQueue, conn: psycopg.Connection
     ) -> None:
-        register = "SELECT fence FROM taskq.register(%s::text, '1 minute'::interval)"
-        line = ReconnectingConnection("taskq_default")
+        line = QueueThread("taskq_default")
         make_read_only(conn, on=True)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-            await line.fetch_all(register, ("a",))
+            await line.call(lambda queue: queue.register("a"))
         make_read_only(conn, on=False)
-        assert await line.fetch_all(register, ("a",))
-        await line.close()
+        await line.call(lambda queue: queue.register("a"))
+        line.close()
         assert [owner.name for owner in queue.owners()] == ["a"]
