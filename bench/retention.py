@@ -42,6 +42,7 @@ def run(rig: Rig) -> None:
 def _run_retention(what: str, queue: TaskQueue) -> None:
     """Carry out one run, and print the times of its calls."""
     queue.conn.execute("UPDATE taskq_internal.upkeep SET due = '-infinity'")
+    queue.conn.execute("UPDATE taskq_internal.retention_walk SET due = '-infinity'")
     times: list[float] = []
     purged, more = 0, True
     while more:

@@ -49,8 +49,7 @@ _EMPTY = ";".join(
     [
         *(f"DELETE FROM {table}" for table in _TABLES),
         "SELECT setval('taskq_internal.task_sequence', 1, false), setval('taskq_internal.fence', 1, false)",
-        """UPDATE taskq_internal.upkeep SET due = DEFAULT, called = DEFAULT, ended = DEFAULT, topic_id = DEFAULT,
-           unfinished_only = DEFAULT
+        """UPDATE taskq_internal.upkeep SET due = DEFAULT, called = DEFAULT, ended = DEFAULT, more = DEFAULT
            WHERE called IS NOT NULL OR due < clock_timestamp() - interval '1 minute'""",
     ]
 ).encode()
@@ -170,7 +169,7 @@ def age_upkeep(conn: psycopg.Connection, by: timedelta) -> None:
     """Lets time pass for the installation, the upkeep of the past and the next one that is due, and for stages."""
     columns = {
         "upkeep": ("due", "called", "ended"),
-        "retention_walk": ("restarts",),
+        "retention_walk": ("due", "restarts"),
         "stage": ("opened", "closed"),
     }
     _move_back(conn, by, columns)

@@ -20,16 +20,16 @@
 -- it had ended at its push, and continues there in the next run. The walk passes tasks that ended later or that had to
 -- stay. The next walk finds them, and begins after a twentieth of the retention.
 
--- Continues the run over all topics with a retention for about 50 ms. Does nothing if the last run ended less than a
--- minute ago, or if another session is continuing the run. Each call begins with the topic after the last one, so that
--- no topic has to wait long. The first call of a run removes old rows of fronts. Returns how many tasks it removed, and
+-- Continues the walks over the topics with a retention for about 50 ms. Does nothing if the last run ended less than a
+-- minute ago, or if another session is continuing the run. The walk that has waited longest comes first, so that no
+-- topic has to wait long. The first call of a run removes old rows of fronts. Returns how many tasks it removed, and
 -- whether the run has work left.
 CREATE FUNCTION taskq_internal.run_retention(OUT count bigint, OUT more boolean) LANGUAGE plpgsql AS $$
 DECLARE
     v_began timestamptz := clock_timestamp();
     v_run   taskq_internal.upkeep;
-    v_topic taskq_internal.topic;
-    v_last  int := 0;
+    v_walk  taskq_internal.retention_walk;
+    v_until timestamptz;
 BEGIN
     count := 0;
     more := false;
@@ -43,75 +43,65 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    IF v_run.topic_id = 0 AND NOT v_run.unfinished_only THEN
+    IF NOT v_run.more THEN
         PERFORM taskq_internal.remove_old_fronts(50000);
         PERFORM taskq_internal.recall_early_tasks(f.topic_id, v_began)
         FROM (SELECT DISTINCT w.topic_id FROM taskq_internal.front w WHERE w.pushed > v_began) f;
+        INSERT INTO taskq_internal.retention_walk (topic_id) SELECT p.topic_id FROM taskq_internal.topic p
+        WHERE (p.keep_succeeded IS NOT NULL OR p.keep_failed IS NOT NULL)
+          AND NOT EXISTS (SELECT FROM taskq_internal.retention_walk w WHERE w.topic_id = p.topic_id);
     END IF;
-    FOR v_topic IN
-        SELECT p.* FROM taskq_internal.topic p LEFT JOIN taskq_internal.retention_walk w USING (topic_id)
-        WHERE (p.keep_succeeded IS NOT NULL OR p.keep_failed IS NOT NULL) AND p.topic_id > v_run.topic_id
-          AND (w.unfinished OR NOT v_run.unfinished_only)
-        ORDER BY p.topic_id
+    v_until := clock_timestamp() + interval '50 milliseconds';
+    FOR v_walk IN
+        SELECT * FROM taskq_internal.retention_walk w WHERE w.due <= v_began OR w.due > v_began + interval '1 minute'
+        ORDER BY w.due, w.topic_id FOR UPDATE SKIP LOCKED
     LOOP
-        -- The limits do not apply to the first topic, so that each call makes progress.
-        more := v_last > 0 AND (count >= 2000 OR clock_timestamp() >= v_began + interval '50 milliseconds');
-        EXIT WHEN more;
-        v_last := v_topic.topic_id;
-        count := count + taskq_internal.walk_topic(v_topic, least(500, 2000 - count)::int);
+        count := count + taskq_internal.walk_topic(v_walk, least(500, 2000 - count)::int);
+        EXIT WHEN count >= 2000 OR clock_timestamp() >= v_until;
     END LOOP;
-    IF NOT more THEN
-        more := EXISTS (SELECT FROM taskq_internal.retention_walk w JOIN taskq_internal.topic p USING (topic_id)
-                        WHERE w.unfinished AND (p.keep_succeeded IS NOT NULL OR p.keep_failed IS NOT NULL));
-        v_last := 0;
-        v_run.unfinished_only := more;
-    END IF;
-    UPDATE taskq_internal.upkeep SET topic_id = v_last, unfinished_only = v_run.unfinished_only,
-        called = v_began, ended = CASE WHEN more THEN ended ELSE v_began END,
-        due = CASE WHEN more THEN v_began ELSE v_began + interval '1 minute' END;
+    more := EXISTS (SELECT FROM taskq_internal.retention_walk w WHERE w.due <= clock_timestamp());
+    UPDATE taskq_internal.upkeep u SET called = v_began, more = run_retention.more,
+        ended = CASE WHEN run_retention.more THEN u.ended ELSE v_began END,
+        due = CASE WHEN run_retention.more THEN v_began ELSE v_began + interval '1 minute' END;
 END $$;
 
--- Continues the walk over a topic, or begins a new one, for about 10 ms, or until it has removed p_most tasks. Returns
--- how many it removed.
-CREATE FUNCTION taskq_internal.walk_topic(p_topic taskq_internal.topic, p_most int) RETURNS bigint
+-- Continues a walk, whose row this transaction has locked, for about 10 ms, or until it has removed p_most tasks. A
+-- walk that ends after the time of its restart begins again. Returns how many tasks it removed.
+CREATE FUNCTION taskq_internal.walk_topic(p_walk taskq_internal.retention_walk, p_most int) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_began timestamptz := clock_timestamp();
-    v_end   bigint := taskq_internal.end_of_walk(p_topic.topic_id);
-    v_was   taskq_internal.retention_walk;
-    v_walk  taskq_internal.retention_walk;
-    v_step  bigint := 1000;  -- sequences
-    v_from  timestamptz;
-    v_part  record;
-    v_count bigint := 0;
+    v_began   timestamptz := clock_timestamp();
+    v_topic   taskq_internal.topic;
+    v_end     bigint := taskq_internal.end_of_walk(p_walk.topic_id);
+    v_step    bigint := 1000;  -- sequences
+    v_passed  bigint := p_walk.position;
+    v_ended   boolean := v_passed >= v_end;
+    v_again   boolean;
+    v_from    timestamptz;
+    v_part    record;
+    v_count   bigint := 0;
 BEGIN
-    SELECT * INTO v_was FROM taskq_internal.retention_walk WHERE topic_id = p_topic.topic_id FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND AND EXISTS (SELECT FROM taskq_internal.retention_walk WHERE topic_id = p_topic.topic_id) THEN
-        RETURN 0;  -- another session drops the topic
-    END IF;
-    v_walk := v_was;
-    IF v_was.topic_id IS NULL OR NOT v_was.unfinished AND v_was.restarts <= v_began THEN
-        v_walk := (p_topic.topic_id, 0, true,
-                   v_began + greatest(least(p_topic.keep_succeeded, p_topic.keep_failed) / 20, interval '1 minute'));
-    END IF;
-    v_walk.unfinished := v_walk.position < v_end;
-    WHILE v_walk.unfinished LOOP
+    SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = p_walk.topic_id;
+    WHILE NOT v_ended LOOP
         v_from := clock_timestamp();
-        v_part := taskq_internal.purge_range(
-            p_topic, v_walk.position, least(v_walk.position + v_step, v_end), (p_most - v_count)::int);
+        v_part := taskq_internal.purge_range(v_topic, v_passed, least(v_passed + v_step, v_end),
+                                             (p_most - v_count)::int);
         v_count := v_count + v_part.count;
-        v_walk.position := v_part.passed;
-        v_walk.unfinished := NOT v_part.too_young AND v_part.passed < v_end;
+        v_passed := v_part.passed;
+        v_ended := v_part.too_young OR v_passed >= v_end;
         EXIT WHEN v_count >= p_most OR clock_timestamp() >= v_began + interval '10 milliseconds';
         -- A part without rows costs almost nothing. Dead rows cost as much as live rows, and no query counts them.
         v_step := CASE WHEN clock_timestamp() < v_from + interval '1 millisecond' THEN least(2 * v_step, 1000000)
                        ELSE greatest(v_step / 4, 1000) END;
     END LOOP;
-    IF v_walk IS DISTINCT FROM v_was THEN
-        INSERT INTO taskq_internal.retention_walk SELECT v_walk.*
-        ON CONFLICT (topic_id) DO UPDATE SET position = excluded.position, unfinished = excluded.unfinished,
-            restarts = excluded.restarts;
-    END IF;
+    v_again := v_ended AND p_walk.restarts <= v_began;
+    UPDATE taskq_internal.retention_walk SET
+        position = CASE WHEN v_again THEN 0 ELSE v_passed END,
+        due = CASE WHEN v_ended AND NOT v_again THEN v_began + interval '1 minute' ELSE clock_timestamp() END,
+        restarts = CASE WHEN v_again OR v_ended AND p_walk.restarts = 'infinity'
+            THEN v_began + greatest(least(v_topic.keep_succeeded, v_topic.keep_failed) / 20, interval '1 minute')
+            ELSE p_walk.restarts END
+    WHERE topic_id = p_walk.topic_id;
     RETURN v_count;
 END $$;
 

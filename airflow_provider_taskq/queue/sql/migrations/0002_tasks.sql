@@ -258,22 +258,20 @@ CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happene
 ALTER TABLE taskq_internal.history REPLICA IDENTITY FULL;  -- its rows have no key, which would be a further index
 
 -- The state of the removal of ended tasks (change/retention.sql), in one row. A session locks the row while it removes
--- tasks whose retention has ended. A run is one pass over all topics with a retention, and then passes over the topics
--- that the pass before did not finish.
+-- tasks whose retention has ended. A run continues the walks over all topics with a retention until none has work left.
 CREATE TABLE taskq_internal.upkeep (
-    one             boolean PRIMARY KEY DEFAULT true CHECK (one),
-    due             timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when the next call may continue
-    called          timestamptz,               -- when the last call continued
-    ended           timestamptz,               -- when the last run ended
-    topic_id        int NOT NULL DEFAULT 0,    -- the last topic of this pass so far
-    unfinished_only boolean NOT NULL DEFAULT false  -- whether this pass reads only the unfinished topics
+    one    boolean PRIMARY KEY DEFAULT true CHECK (one),
+    due    timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when the next call may continue
+    called timestamptz,                        -- when the last call continued
+    ended  timestamptz,                        -- when the last run ended
+    more   boolean NOT NULL DEFAULT false      -- whether the last call left work
 ) WITH (fillfactor = 50);
 
 -- The walk over the ended tasks of a topic, in the order of their sequences. It searches for tasks whose retention has
 -- ended. A change of the topic's policy deletes the row.
 CREATE TABLE taskq_internal.retention_walk (
-    topic_id       int PRIMARY KEY,
-    position       bigint NOT NULL,            -- the walk has passed the tasks up to this sequence
-    unfinished     boolean NOT NULL,           -- the walk stopped before it reached the tasks that are too young
-    restarts       timestamptz NOT NULL        -- when the walk begins again at the first task
+    topic_id int PRIMARY KEY,
+    position bigint NOT NULL DEFAULT 0,        -- the walk has passed the tasks up to this sequence
+    due      timestamptz NOT NULL DEFAULT '-infinity',  -- when it continues
+    restarts timestamptz NOT NULL DEFAULT 'infinity'  -- when it begins again at the first task, known at its first end
 ) WITH (fillfactor = 50);
