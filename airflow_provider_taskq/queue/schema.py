@@ -39,6 +39,8 @@ _CONSTANTS = {
     **{f"HISTORY_{kind.name}": kind.value for kind in HistoryKind},
     **{f"LOCK_{kind.name}": kind.value for kind in LockKind},
     "FIRST_OWN_TOPIC": 1_000_000_000,  # the least number of a topic with its own tables
+    "MAX_TASKS": 500_000_000,  # that one call looks for: more than it could return, and four times it is an int
+    "RESULT_TO_STATE": State.FAILED - Result.FAILURE,  # the state in which a result ends a task, minus the result
     "NOT_STORED": 0,  # in the place of a state: a task that a push with DELETE does not store
 }
 

@@ -29,7 +29,7 @@ def test_a_second_call_of_the_holder_only_extends_a_lock_and_its_release_keeps_a
     ("name", "by", "at_most", "at_least", "reason"),
     [
         (" ", "a", HOUR, MINUTE, "the name of a lock is blank"),
-        ("job", " ", HOUR, MINUTE, "the holder needs a name"),
+        ("job", " ", HOUR, MINUTE, "the name of the holder of a lock is blank"),
         ("job", "a", timedelta(0), timedelta(0), "at_most has to be more than 0"),
         ("job", "a", -HOUR, timedelta(0), "invalid duration -3600 s: expected at least 0"),
         ("job", "a", HOUR, 2 * HOUR, "at_least 02:00:00 is longer than at_most 01:00:00"),

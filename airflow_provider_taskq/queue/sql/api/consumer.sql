@@ -52,7 +52,7 @@ LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE'),
-                                      least(p_limit, taskq_internal.max_tasks()), p_condition);
+                                      least(p_limit, :MAX_TASKS), p_condition);
 END $$;
 COMMENT ON FUNCTION taskq.ready IS
 'Returns how many tasks a poll could claim now, counted up to p_limit. It does not count rows that open transactions
@@ -77,7 +77,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
-    v_limit    int := least(p_identifiers, taskq_internal.max_tasks());
+    v_limit    int := least(p_identifiers, :MAX_TASKS);
     v_claimed    bigint[] := '{}';
     v_advanced boolean;
 BEGIN

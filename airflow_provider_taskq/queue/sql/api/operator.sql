@@ -50,10 +50,17 @@ DECLARE
     v_kind  int := CASE WHEN p_paused THEN :HISTORY_PAUSED WHEN NOT p_paused THEN :HISTORY_RESUMED
                         WHEN p_attempts IS NOT NULL THEN :HISTORY_ATTEMPTS_SET
                         WHEN p_priority IS NOT NULL THEN :HISTORY_PRIORITY_SET ELSE :HISTORY_DUE_SET END;
+    v_wrong text := CASE
+        WHEN NOT taskq_internal.is_moment(p_due) THEN p_due || ' is outside the years 1 to 9999'
+        WHEN p_priority NOT BETWEEN -100 AND 100 THEN 'a priority is between -100 and 100, not ' || p_priority
+        WHEN p_attempts NOT BETWEEN 0 AND v_topic.max_attempts - 1 THEN format(
+            'the number of counted attempts must be 0 to %s, not %s', v_topic.max_attempts - 1, p_attempts) END;
     v_found bigint[];
     v_count bigint;
 BEGIN
-    PERFORM taskq_internal.check_change(v_topic, p_due, p_priority, p_attempts);
+    IF v_wrong IS NOT NULL THEN
+        PERFORM taskq_internal.raise_error('TQ002', format('topic %L: %s', p_topic, v_wrong));
+    END IF;
     v_found := taskq_internal.lock_named(v_topic.topic_id, p_topic, p_sequences, ARRAY[:READY]);
     IF p_priority IS NOT NULL THEN
         PERFORM taskq_internal.add_fronts(v_topic.topic_id, ARRAY[p_priority]);
@@ -101,22 +108,6 @@ attempts: max_attempts - 1 leaves one. No poll returns a task that is paused. Wh
 becomes due now, and any other task when its push set. Dependencies, a probe and the pause of the topic still block the
 tasks. Returns how many tasks changed. Raises TQ001 for an unknown topic, and TQ002 for a value out of range. Raises
 TQ003 if a task is not READY or another transaction is claiming it.';
-
--- Raises TQ002 for a value that no READY task can have.
-CREATE FUNCTION taskq_internal.check_change(
-    p_topic taskq_internal.topic, p_due timestamptz, p_priority int, p_attempts int
-) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_wrong text := CASE
-        WHEN NOT taskq_internal.is_moment(p_due) THEN p_due || ' is outside the years 1 to 9999'
-        WHEN p_priority NOT BETWEEN -100 AND 100 THEN 'a priority is between -100 and 100, not ' || p_priority
-        WHEN p_attempts NOT BETWEEN 0 AND p_topic.max_attempts - 1 THEN format(
-            'the number of counted attempts must be 0 to %s, not %s', p_topic.max_attempts - 1, p_attempts) END;
-BEGIN
-    IF v_wrong IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('topic %L: %s', p_topic.name, v_wrong));
-    END IF;
-END $$;
 
 CREATE FUNCTION taskq.purge(
     p_topic text, p_from bigint, p_to bigint, p_state int, p_size bigint, p_sequences bigint[] DEFAULT NULL
@@ -256,6 +247,7 @@ CREATE FUNCTION taskq.reassign(
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_state    bigint := p_result + :RESULT_TO_STATE::bigint;
     v_found    bigint[];
 BEGIN
     IF p_result IS NULL OR p_result NOT BETWEEN :FAILURE AND :SUCCESS THEN
@@ -263,11 +255,10 @@ BEGIN
             'result %s is none of 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS', p_result));
     END IF;
     v_found := taskq_internal.lock_ended(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
-                                CASE WHEN p_state = taskq_internal.state_of_result(p_result) THEN 0 END);
-    PERFORM taskq_internal.record_change(v_topic_id, :HISTORY_REASSIGNED, v_found, array_fill(
-        taskq_internal.state_of_result(p_result)::bigint, ARRAY[cardinality(v_found)]));
-    UPDATE taskq_internal.ended SET state = taskq_internal.state_of_result(p_result),
-        completed = coalesce(completed, clock_timestamp())
+                                CASE WHEN p_state = v_state THEN 0 END);
+    PERFORM taskq_internal.record_change(v_topic_id, :HISTORY_REASSIGNED, v_found,
+                                         array_fill(v_state, ARRAY[cardinality(v_found)]));
+    UPDATE taskq_internal.ended SET state = v_state, completed = coalesce(completed, clock_timestamp())
     WHERE topic_id = v_topic_id AND sequence = ANY (v_found);
     PERFORM taskq_internal.check_dependents_of(v_topic_id, ARRAY(
         SELECT e.identifier FROM taskq_internal.ended e

@@ -191,7 +191,13 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
-    PERFORM taskq_internal.check_lock(p_name, p_by, p_at_most, p_at_least);
+    PERFORM taskq_internal.check_name('a lock', p_name), taskq_internal.check_name('the holder of a lock', p_by),
+        taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most),
+        taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');
+    IF p_at_least > p_at_most THEN
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'lock %L: at_least %s is longer than at_most %s', p_name, p_at_least, p_at_most));
+    END IF;
     -- A caller that cannot get the lock does not take the mutex, which would keep the holder from extending it.
     IF EXISTS (SELECT FROM taskq_internal.lock k WHERE k.name = p_name AND k.held_by <> p_by AND k.until > v_now)
         OR NOT pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_NAME, p_name)) THEN
@@ -209,8 +215,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.lock IS
 'Acquires the named lock for p_by, or extends it, for p_at_most. taskq.unlock does not free the lock before p_at_least.
-Returns false if another holder has the lock. Never waits. Raises TQ000 for a blank holder or if p_at_least is longer
-than p_at_most, and TQ008 for an invalid duration or name.';
+Returns false if another holder has the lock. Never waits. Raises TQ000 if p_at_least is longer than p_at_most, and
+TQ008 for an invalid duration or name.';
 
 CREATE FUNCTION taskq.unlock(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN

@@ -95,7 +95,7 @@ RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS 
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT p.name, taskq_internal.result_of_state(c.state), c.count FROM taskq_internal.topic p
+    SELECT p.name, c.state - :RESULT_TO_STATE, c.count FROM taskq_internal.topic p
     LEFT JOIN (SELECT e.topic_id, e.state, count(*) AS count FROM taskq_internal.ended e
                WHERE e.completed BETWEEN coalesce(p_since, '-infinity') AND coalesce(p_until, 'infinity')
                  AND e.state BETWEEN :FAILED AND :SUCCEEDED GROUP BY e.topic_id, e.state) c USING (topic_id)
@@ -203,7 +203,7 @@ BEGIN
                     WHEN EXISTS (SELECT FROM taskq_internal.due_fronts(t.topic_id, 101, clock_timestamp()))
                       OR EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL
                                  AND l.waits > :WAITS_NOTHING)
-                    THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), u.condition)
+                    THEN taskq_internal.count_ready(t, least(u.bound, :MAX_TASKS), u.condition)
                         ELSE 0 END AS number
         OFFSET 0) n;
     RETURN QUERY

@@ -90,12 +90,6 @@ LANGUAGE sql IMMUTABLE AS $$
                            timestamptz '9999-12-31 00:00Z') END
 $$;
 
--- Returns the greatest number of tasks that one call looks for. It is more than a call could return, and small enough
--- that four times the number is an int.
-CREATE FUNCTION taskq_internal.max_tasks() RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT 500000000
-$$;
-
 -- Returns whether strings of a JSON text have \u0000, or an escaped surrogate without its other half: a client could
 -- not store them as text. The function is inlined, and its first line spares nearly every payload the others.
 CREATE FUNCTION taskq_internal.has_unstorable_escape(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
@@ -150,18 +144,6 @@ CREATE FUNCTION taskq.state_name(p_state int) RETURNS text LANGUAGE sql IMMUTABL
 $$;
 COMMENT ON FUNCTION taskq.state_name IS
 'Returns the name of a state from its number.';
-
--- Returns the state in which a result ends a task.
-CREATE FUNCTION taskq_internal.state_of_result(p_result int) RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
-    SELECT (CASE p_result WHEN :SUCCESS THEN :SUCCEEDED WHEN :FAILURE THEN :FAILED WHEN :FILTER THEN :FILTERED
-                          WHEN :SUSPENSION THEN :SUSPENDED END)::smallint
-$$;
-
--- Returns the result of a completed state.
-CREATE FUNCTION taskq_internal.result_of_state(p_state int) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE p_state WHEN :SUCCEEDED THEN :SUCCESS WHEN :FAILED THEN :FAILURE WHEN :FILTERED THEN :FILTER
-                        WHEN :SUSPENDED THEN :SUSPENSION END
-$$;
 
 -- A check looks a privilege on this view up in a microsecond, and PostgreSQL applies memberships, the owner and
 -- superusers. A role that is limited to topics has none.

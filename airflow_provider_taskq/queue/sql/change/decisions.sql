@@ -24,7 +24,8 @@ BEGIN
     IF p_outputs IS NOT NULL THEN
         PERFORM taskq_internal.check_outputs(p_sequences, p_outputs);
     END IF;
-    IF taskq_internal.has_waiting_tasks() THEN
+    -- All dependencies, because an index of those that wait has dead entries.
+    IF EXISTS (SELECT FROM taskq_internal.dependency) OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe) THEN
         v_topics := taskq_internal.held_topics(v_owner_id, p_sequences);
     END IF;
     IF p_errors IS NOT NULL THEN
@@ -120,8 +121,8 @@ BEGIN
     INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
         crashes, redelivered, identifier, output, error, error_summary)
     SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
-        taskq_internal.state_of_result(d.result), g.crashes,
-           g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error),
+           d.result + :RESULT_TO_STATE, g.crashes, g.redelivered, g.identifier, d.output::json,
+           coalesce(left(d.error, 10000), g.error),
            CASE WHEN d.error IS NULL THEN g.error_summary ELSE d.summary END
     FROM gone g
     JOIN unnest(p_sequences, p_results, p_outputs, p_errors, p_summaries, p_attempts)

@@ -88,22 +88,6 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Raises TQ000 for a blank holder or if the times do not fit together, and TQ008 for an invalid duration or name.
-CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_wrong text := CASE WHEN (p_by ~ '\S') IS NOT TRUE THEN 'the holder needs a name'
-                         WHEN p_at_least > p_at_most THEN
-                             format('at_least %s is longer than at_most %s', p_at_least, p_at_most) END;
-BEGIN
-    PERFORM taskq_internal.check_name('a lock', p_name);
-    PERFORM taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most);
-    PERFORM taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');
-    IF v_wrong IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: %s', p_name, v_wrong));
-    END IF;
-END $$;
-
 -- Ends the leases that lapsed more than p_grace ago, except those of the owners in p_except, each with all of its
 -- tasks. With p_topic_id it ends only leases of owners that hold tasks of this topic. Never waits: skips an owner whose
 -- poll, completion or registration is in progress, or one of whose tasks another transaction removes. Returns how many

@@ -8,7 +8,7 @@ CREATE FUNCTION taskq_internal.claim_for_owner(
 DECLARE
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_lifo     boolean := p_order = 'LAST_IN_FIRST_OUT';
-    v_size     int := least(p_size, taskq_internal.max_tasks());
+    v_size     int := least(p_size, :MAX_TASKS);
     v_waited     boolean;
     v_claimed    bigint[];
     v_advanced boolean;

@@ -29,13 +29,6 @@ BEGIN
     RETURN true;
 END $$;
 
--- Returns whether any task may wait for the end of other tasks.
-CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.dependency)  -- an index of those that wait has dead entries
-        OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
-END $$;
-
 -- Wakes the dependents of the tasks that SUCCEEDED in a call of complete, and updates the probe.
 CREATE FUNCTION taskq_internal.update_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void
 LANGUAGE plpgsql AS $$
