@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.connection import FunctionCaller, all_or_nothing
@@ -140,57 +141,31 @@ class AdminMixin(FunctionCaller):
 
     # Waiting tasks
 
-    def pause_task(self, topic: str, sequence: int) -> bool:
-        """Pause a READY task: no poll hands it out until it is resumed. Return False if it was paused already.
-
-        :raises InvalidState: if the task is not READY.
-        """
-        return self._change_waiting(topic, [sequence], paused=True) > 0
-
-    def resume_task(self, topic: str, sequence: int) -> bool:
-        """Resume a paused task. Return False if it was not paused.
-
-        A retry becomes due now, any other task at the time that its push set.
-
-        :raises InvalidState: if the task is not READY.
-        """
-        return self._change_waiting(topic, [sequence], paused=False) > 0
-
-    def set_due(self, topic: str, sequence: int, moment: datetime) -> None:
-        """Set when a READY task is due, and end its pause.
-
-        A task that is due already keeps its place if the moment has passed.
-
-        :raises InvalidState: if the task is not READY.
-        """
-        self._change_waiting(topic, [sequence], due=moment)
-
-    def set_attempts(self, topic: str, sequence: int, attempts: int) -> None:
-        """Set the number of attempts that a READY task has used.
-
-        After a push the number is 0. `max_attempts - 1` leaves one attempt.
-
-        :raises InvalidTask: if the number is negative, or no attempt would be left.
-        :raises InvalidState: if the task is not READY.
-        """
-        self._change_waiting(topic, [sequence], attempts=attempts)
-
-    def run_now(self, topic: str, sequences: Iterable[int]) -> int:
-        """Make READY tasks due now that are scheduled or paused, all or none. Return the number of changed tasks.
+    def change_waiting(
+        self,
+        topic: str,
+        sequences: Iterable[int],
+        *,
+        due: datetime | Literal["now"] | None = None,
+        priority: int | None = None,
+        attempts: int | None = None,
+        paused: bool | None = None,
+    ) -> int:
+        """Change READY tasks, all or none. Return the number of changed tasks.
 
         Dependencies, the probe and the pause of the topic still keep a task back.
 
-        :raises InvalidState: if one of the tasks is not READY.
-        """
-        return self._change_waiting(topic, sequences, due="now")
-
-    def set_priority(self, topic: str, sequences: Iterable[int], priority: int) -> int:
-        """Set the priority of READY tasks, all or none. Return the number of changed tasks.
-
+        :param due: when the tasks are due, which ends their pause. A task that is due already keeps its place if the
+            moment has passed.
         :param priority: -100 to 100; higher first.
+        :param attempts: the number of attempts that count as used. After a push it is 0; `max_attempts - 1` leaves one.
+        :param paused: True: no poll hands the tasks out until they are resumed. False resumes them: a retry is due now,
+            any other task at the time that its push set.
+        :raises InvalidTask: for a value out of range.
         :raises InvalidState: if one of the tasks is not READY.
         """
-        return self._change_waiting(topic, sequences, priority=priority)
+        call = "SELECT taskq.change_waiting(%s::text, %b::bigint[], %s::timestamptz, %s::int, %s::int, %s::boolean)"
+        return self._number(call, (topic, sequences, due, priority, attempts, paused))
 
     def cancel(self, topic: str, sequences: Iterable[int]) -> int:
         """End READY tasks as FILTERED without running them, all or none. Return the number of tasks.
@@ -200,19 +175,6 @@ class AdminMixin(FunctionCaller):
         :raises InvalidState: if one of the tasks is not READY.
         """
         return self._number("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, sequences))
-
-    def _change_waiting(
-        self,
-        topic: str,
-        sequences: Iterable[int],
-        *,
-        due: datetime | str | None = None,
-        priority: int | None = None,
-        attempts: int | None = None,
-        paused: bool | None = None,
-    ) -> int:
-        call = "SELECT taskq.change_waiting(%s::text, %b::bigint[], %s::timestamptz, %s::int, %s::int, %s::boolean)"
-        return self._number(call, (topic, sequences, due, priority, attempts, paused))
 
     # Junctions
 

@@ -185,14 +185,18 @@ def reassign(result: Result) -> Action:
 
 def run_now() -> Action:
     """Return the action that makes waiting tasks due now."""
-    return Action("run_now", WAITING, lambda queue, tasks: queue.run_now(tasks.topic, tasks.sequences or ()))
+
+    def change(queue: TaskQueue, tasks: Selection) -> int:
+        return queue.change_waiting(tasks.topic, tasks.sequences or (), due="now")
+
+    return Action("run_now", WAITING, change)
 
 
 def set_priority(priority: int) -> Action:
     """Return the action that changes the priority of waiting tasks."""
 
     def change(queue: TaskQueue, tasks: Selection) -> int:
-        return queue.set_priority(tasks.topic, tasks.sequences or (), priority)
+        return queue.change_waiting(tasks.topic, tasks.sequences or (), priority=priority)
 
     return Action("set_priority", WAITING, change, f"to {priority}")
 

@@ -243,8 +243,6 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "revoke_access": lambda: queue.revoke_access("pg_monitor"),
         "search_tasks": lambda: queue.search_tasks("a"),
         "set_actor": lambda: queue.set_actor("visitor"),
-        "set_attempts": lambda: queue.set_attempts("work", 4, 0),
-        "set_due": lambda: queue.set_due("work", 4, now),
         "skipped_events": lambda: queue.skipped_events("group", "work"),
         "statistics": queue.statistics,
         "take_over": lambda: queue.take_over("me", 1),
@@ -255,11 +253,8 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         # Instead of those of `verbs`:
         "cancel": lambda: queue.cancel("work", [4]),
         "health": lambda: sorted({finding.subject for finding in queue.health()}),  # their texts depend on the load
-        "pause_task": lambda: queue.pause_task("work", 4),
+        "change_waiting": lambda: queue.change_waiting("work", [4], priority=5, attempts=0, due=now),
         "record_action": record_action,
-        "resume_task": lambda: queue.resume_task("work", 4),
-        "run_now": lambda: queue.run_now("work", [4]),
-        "set_priority": lambda: queue.set_priority("work", [4], 5),
     }
 
 

@@ -70,10 +70,10 @@ def in_every_status(queue: TaskQueue) -> None:
     queue.push("work", ["retry due", "retry later", "retry paused", "held", "gone", NewTask("off", suspended=True)])
     due, later, paused, _, gone = queue.poll("work", owner, 5)
     queue.complete(owner, {**dict.fromkeys([due, later, paused], Result.FAILURE), gone: Result.SUCCESS})
-    queue.set_due("work", due.sequence, queue.now())
+    queue.change_waiting("work", [due.sequence], due=queue.now())
     asleep = queue.push("work", ["asleep", NewTask("asleep too", depends_on=[("work", "held")])])
     for task in (paused, *asleep):
-        queue.pause_task("work", task.sequence)
+        queue.change_waiting("work", [task.sequence], paused=True)
     soon = queue.push("work", [NewTask("soon", delay=timedelta(hours=1)), NewTask("soon too", delay=timedelta(days=1))])
     queue.push("work", ["a", NewTask("b", priority=9), NewTask("c", priority=-9)])
     queue.push("work", [NewTask(str(number), depends_on=[("work", "soon")]) for number in range(4)])

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.promise("A waiting task can be run now, get another pri
 
 HOUR = timedelta(hours=1)
 CHANGES: dict[str, Callable[[TaskQueue, list[int]], int]] = {
-    "run_now": lambda queue, sequences: queue.run_now("work", sequences),
-    "set_priority": lambda queue, sequences: queue.set_priority("work", sequences, 7),
+    "run_now": lambda queue, sequences: queue.change_waiting("work", sequences, due="now"),
+    "set_priority": lambda queue, sequences: queue.change_waiting("work", sequences, priority=7),
     "cancel": lambda queue, sequences: queue.cancel("work", sequences),
 }
 
@@ -39,8 +39,9 @@ def test_waiting_tasks_run_now_and_a_ready_one_keeps_its_place(queue: TaskQueue)
     queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
     blocked = NewTask("blocked", depends_on=[("work", "retry")], delay=HOUR)
     tasks = queue.push("work", ["ready", NewTask("later", delay=HOUR), "paused", blocked, NewTask("other", delay=HOUR)])
-    queue.pause_task("work", tasks[2].sequence)
-    assert queue.run_now("work", [retry.sequence, *(task.sequence for task in tasks[:4])]) == 4
+    queue.change_waiting("work", [tasks[2].sequence], paused=True)
+    waiting = [retry, *tasks[:4]]
+    assert queue.change_waiting("work", [task.sequence for task in waiting], due="now") == 4
     assert sorted(polled(queue)) == ["later", "paused", "ready", "retry"]
     owner = queue.register("worker")
     assert queue.held(owner)[0] == tasks[0], "due since its push"
@@ -50,8 +51,8 @@ def test_waiting_tasks_run_now_and_a_ready_one_keeps_its_place(queue: TaskQueue)
 
 def test_a_higher_priority_is_polled_first_shown_and_lasts_until_the_end(queue: TaskQueue) -> None:
     first, second = queue.push("work", ["first", "second"])
-    assert queue.set_priority("work", [first.sequence, second.sequence], 0) == 0
-    assert queue.set_priority("work", [second.sequence], 9) == 1
+    assert queue.change_waiting("work", [first.sequence, second.sequence], priority=0) == 0
+    assert queue.change_waiting("work", [second.sequence], priority=9) == 1
     assert known(queue, second).priority == 9
     assert polled(queue, 1) == ["second"]
     owner = queue.register("worker")
@@ -60,7 +61,7 @@ def test_a_higher_priority_is_polled_first_shown_and_lasts_until_the_end(queue: 
     assert polled(queue, 1) == ["first"]
     for priority in (-101, 101):
         with pytest.raises(InvalidTask, match="between -100 and 100"), queue.conn.transaction():
-            queue.set_priority("work", [second.sequence], priority)
+            queue.change_waiting("work", [second.sequence], priority=priority)
 
 
 def test_a_canceled_task_is_filtered_never_polled_and_can_be_started_again(queue: TaskQueue) -> None:
@@ -70,7 +71,7 @@ def test_a_canceled_task_is_filtered_never_polled_and_can_be_started_again(queue
     assert (reported.state, reported.attempt, reported.completed is not None) == (State.FILTERED, 0, True)
     assert polled(queue) == ["kept"]
     queue.revive("work", sequences=[gone.sequence])
-    queue.run_now("work", [gone.sequence])
+    queue.change_waiting("work", [gone.sequence], due="now")
     assert [task.sequence for task in queue.poll("work", queue.register("other"), 10)] == [gone.sequence]
 
 

@@ -133,20 +133,22 @@ class Steps:
         self.queue.offer("work", task.identifier, {"n": len(self.trace)}, delay=task.delay, priority=task.priority)
 
     def set_priority(self) -> None:
-        self.queue.set_priority("work", self.some(1), self.random.choice([-1, 0, 2]))
+        self.queue.change_waiting("work", self.some(1), priority=self.random.choice([-1, 0, 2]))
 
     def set_due(self) -> None:
         for sequence in self.some(1):
-            self.queue.set_due("work", sequence, self.queue.now() + self.random.choice([-50, 0, 10]) * MILLISECOND)
+            self.queue.change_waiting(
+                "work", [sequence], due=self.queue.now() + self.random.choice([-50, 0, 10]) * MILLISECOND
+            )
 
     def run_now(self) -> None:
-        self.queue.run_now("work", self.some(1))
+        self.queue.change_waiting("work", self.some(1), due="now")
 
     def pause_and_resume(self) -> None:
         for sequence in self.some(1):
-            self.queue.pause_task("work", sequence)
+            self.queue.change_waiting("work", [sequence], paused=True)
             self.advance()
-            self.queue.resume_task("work", sequence)
+            self.queue.change_waiting("work", [sequence], paused=False)
 
     def check(self) -> None:
         """A poll would find exactly the due tasks that no other session holds, in its order, each once."""

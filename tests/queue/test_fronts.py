@@ -88,14 +88,14 @@ def released(queue: TaskQueue, owner: Owner, _task: Task) -> None:
 
 
 def pause_and_resume(queue: TaskQueue, _owner: Owner, task: Task) -> None:
-    queue.pause_task("work", task.sequence)
+    queue.change_waiting("work", [task.sequence], paused=True)
     advance(queue)
-    queue.resume_task("work", task.sequence)
+    queue.change_waiting("work", [task.sequence], paused=False)
 
 
 def give_a_time(queue: TaskQueue, _owner: Owner, task: Task) -> None:
-    queue.run_now("work", [task.sequence])
-    queue.set_attempts("work", task.sequence, 1)
+    queue.change_waiting("work", [task.sequence], due="now")
+    queue.change_waiting("work", [task.sequence], attempts=1)
 
 
 WAYS_BACK: dict[str, Way] = {
@@ -110,7 +110,9 @@ WAYS_BACK: dict[str, Way] = {
     "recreated": after(ended(Result.SUCCESS), revived(Revival.APPEND)),
     "joined": after(ended(Result.SUSPENSION), lambda queue, _owner, task: queue.junction("work", [[task.identifier]])),
     "offered again": after(released, lambda queue, _owner, task: queue.offer("work", task.identifier, {"newer": True})),
-    "made urgent": after(released, lambda queue, _owner, task: queue.set_priority("work", [task.sequence], 7)),
+    "made urgent": after(
+        released, lambda queue, _owner, task: queue.change_waiting("work", [task.sequence], priority=7)
+    ),
     "paused and resumed": after(released, pause_and_resume),
     "given a time": after(released, give_a_time),
 }
@@ -277,7 +279,7 @@ def test_what_is_due_at_its_push_is_due_although_the_clock_was_ahead_then(
     queue.push("work", ["a", NewTask("b", priority=1), NewTask("held", priority=2)])
     assert identifiers(queue.poll("work", owner)) == ["held"]
     delayed, _ = queue.push("work", [NewTask("delayed", delay=timedelta(minutes=1)), "c"])
-    queue.set_priority("work", [delayed.sequence], 7)
+    queue.change_waiting("work", [delayed.sequence], priority=7)
     pass_time(queue, -2 * HOUR)
     age_upkeep(queue.conn, -2 * HOUR)
     if noticed_by == "a push":

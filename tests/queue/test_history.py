@@ -375,8 +375,8 @@ def test_the_history_names_the_actor_and_the_role_of_each_action(
         operator.set_actor("ann")
         operator.reassign("work", Result.SUSPENSION, sequences=[task.sequence])
         operator.revive("work", sequences=[task.sequence])
-        operator.pause_task("work", task.sequence)
-    operator.resume_task("work", task.sequence)  # an operator that names no actor
+        operator.change_waiting("work", [task.sequence], paused=True)
+    operator.change_waiting("work", [task.sequence], paused=False)  # an operator that names no actor
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
     [(_, copy)] = queue.revive("work", revival=Revival.APPEND, sequences=[task.sequence]).items()
     happened, role = queue.timeline("work", task.sequence), operator.conn.info.user

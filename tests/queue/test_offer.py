@@ -51,7 +51,7 @@ def test_the_schedule_is_replaced_and_stays_the_tasks_place(queue: TaskQueue, ow
     assert queue.offer("work", "a", available_at=later) == Offered(UPDATED, first.sequence)
     assert queue.offer("work", "a", available_at=later) == Offered(IGNORED, first.sequence)
     assert known(queue, first.sequence).available_at == later
-    queue.set_due("work", first.sequence, datetime.now(UTC) - HOUR)
+    queue.change_waiting("work", [first.sequence], due=datetime.now(UTC) - HOUR)
     queue.poll("work", owner)
     queue.release(owner)
     assert known(queue, first.sequence).available_at == later, "release gives the place back that was offered last"
@@ -76,14 +76,14 @@ def test_an_offer_that_counts_held_tasks_creates_none_until_the_task_has_ended(
 def test_a_paused_or_blocked_task_waits_on_and_is_due_as_it_was_offered_last(queue: TaskQueue, owner: Owner) -> None:
     first = queue.offer("work", "a", 1)
     [blocked] = queue.push("work", [NewTask("b", 1, depends_on=[("work", "a")])])
-    queue.pause_task("work", first.sequence)
+    queue.change_waiting("work", [first.sequence], paused=True)
     assert queue.offer("work", "a", 1) == Offered(IGNORED, first.sequence)
     assert queue.offer("work", "a", 2) == Offered(UPDATED, first.sequence)
     later = queue.now() + HOUR
     assert queue.offer("work", "b", 2, available_at=later) == Offered(UPDATED, blocked.sequence)
     assert known(queue, blocked).available_at == later
     assert queue.poll("work", owner, 9) == []
-    queue.resume_task("work", first.sequence)
+    queue.change_waiting("work", [first.sequence], paused=False)
     [task] = queue.poll("work", owner, 9)
     assert task.payload == 2
     queue.complete(owner, {task: Result.SUCCESS})

@@ -45,7 +45,7 @@ Verb = Callable[[TaskQueue, Owner, Any], object]
 NAMES = [
     name
     for name in verbs(TaskQueue.__new__(TaskQueue))
-    if name not in ("push_stream", "record_action", "pause_task", "resume_task", "set_priority", "run_now", "cancel")
+    if name not in ("push_stream", "record_action", "change_waiting", "cancel")
 ]
 VERBS: dict[str, Verb] = {
     "push many": lambda queue, _owner, _task: queue.push(

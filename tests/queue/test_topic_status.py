@@ -43,7 +43,7 @@ def test_each_kind_of_unfinished_task_is_counted_once(queue: TaskQueue, owner: O
     )
     queue.push("work", [NewTask("dependent", depends_on=[("work", "running")])])
     (paused,) = queue.push("work", ["paused"])
-    queue.pause_task("work", paused.sequence)
+    queue.change_waiting("work", [paused.sequence], paused=True)
     assert queue.topic_status("work") == TopicStatus(
         "work", ready=3, scheduled=1, retrying=1, blocked=1, paused=1, running=1
     )

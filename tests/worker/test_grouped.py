@@ -266,16 +266,16 @@ def test_one_program_at_a_time_has_the_cluster_lock_until_it_stops(dsn: str, que
 
 def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(queue: TaskQueue, owner: Owner) -> None:
     a, b = queue.push("work", ["a", "b"])
-    assert queue.pause_task("work", a.sequence) is True
-    assert queue.pause_task("work", a.sequence) is False
+    assert queue.change_waiting("work", [a.sequence], paused=True) == 1
+    assert queue.change_waiting("work", [a.sequence], paused=True) == 0
     assert known(queue, a).status == "paused"
     assert queue.explain("work", a.sequence) == ("it is paused until it is resumed", False)
     why = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (a.sequence,)).fetchone()
     assert why == ("it is paused until it is resumed",)
     assert queue.count("work")["work"][State.READY].count == 2
     assert queue.ready("work", 10) == 1
-    assert queue.resume_task("work", a.sequence) is True
-    assert queue.resume_task("work", a.sequence) is False
+    assert queue.change_waiting("work", [a.sequence], paused=False) == 1
+    assert queue.change_waiting("work", [a.sequence], paused=False) == 0
     assert queue.poll("work", owner, 2) == [a, b]
 
 
@@ -285,15 +285,15 @@ def test_a_paused_retry_holds_its_group_back_and_is_due_at_once_when_it_is_resum
     queue.alter_topic("work", retrying)
     [task] = push(queue, 1)
     queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
-    queue.pause_task("work", task.sequence)
+    queue.change_waiting("work", [task.sequence], paused=True)
     push(queue, 2)
     pass_time(queue, HOUR)
     recorder = Recorder()
     assert batches(dsn, recorder).drain().handled == 0
-    queue.set_due("work", task.sequence, datetime.now(UTC) + HOUR)
+    queue.change_waiting("work", [task.sequence], due=datetime.now(UTC) + HOUR)
     assert known(queue, task).status == "retrying"
-    queue.pause_task("work", task.sequence)
-    queue.resume_task("work", task.sequence)
+    queue.change_waiting("work", [task.sequence], paused=True)
+    queue.change_waiting("work", [task.sequence], paused=False)
     batches(dsn, recorder).drain()
     assert recorder.handled == [1, 2]
 
@@ -303,29 +303,29 @@ def test_a_paused_task_that_waits_for_another_stays_paused_when_that_has_ended(q
     queue.push("other", ["x"])
     [task] = queue.push("work", [NewTask("a", depends_on=[("other", "x")])])
     queue.ready("work")
-    assert queue.pause_task("work", task.sequence)
+    assert queue.change_waiting("work", [task.sequence], paused=True)
     assert known(queue, task).status == "paused"
     queue.complete(owner, {queue.poll("other", owner)[0]: Result.SUCCESS})
     assert queue.poll("work", owner) == []
     assert known(queue, task).status == "paused"
-    assert queue.resume_task("work", task.sequence)
+    assert queue.change_waiting("work", [task.sequence], paused=False)
     until(lambda: queue.poll("work", owner) == [task])
 
 
 def test_the_due_time_of_a_task_can_be_set(queue: TaskQueue, owner: Owner) -> None:
     a, b = queue.push("work", ["a", "b"])
     moment = datetime(2100, 1, 1, tzinfo=UTC)
-    queue.set_due("work", a.sequence, moment)
+    queue.change_waiting("work", [a.sequence], due=moment)
     assert (known(queue, a).status, known(queue, a).available_at) == ("scheduled", moment)
     assert queue.poll("work", owner, 2) == [b]
-    queue.run_now("work", [a.sequence])
+    queue.change_waiting("work", [a.sequence], due="now")
     assert queue.poll("work", owner) == [a]
 
 
 def test_the_attempts_of_a_task_can_be_set_within_the_limit_of_its_policy(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", retrying)
     [task] = push(queue, 1)
-    queue.set_attempts("work", task.sequence, 2)
+    queue.change_waiting("work", [task.sequence], attempts=2)
     [last] = queue.poll("work", owner)
     assert last.attempt == 3
     queue.complete(owner, {last: Result.FAILURE})
@@ -333,7 +333,7 @@ def test_the_attempts_of_a_task_can_be_set_within_the_limit_of_its_policy(queue:
     [other] = push(queue, 2, identifier="b")
     for attempts in (3, -1):
         with pytest.raises(InvalidTask, match="0 to 2"):
-            queue.set_attempts("work", other.sequence, attempts)
+            queue.change_waiting("work", [other.sequence], attempts=attempts)
 
 
 @pytest.mark.parametrize("state", ["held", "ended", "unknown", "being claimed"])
@@ -348,13 +348,9 @@ def test_only_a_waiting_task_can_be_changed(
     if state == "ended":
         queue.complete(owner, {task: Result.SUCCESS})
     sequence = 999 if state == "unknown" else task.sequence
-    for change in (queue.pause_task, queue.resume_task):
+    for change in ({"paused": True}, {"paused": False}, {"due": "now"}, {"attempts": 0}):
         with pytest.raises(InvalidState, match="only a READY task"):
-            change("work", sequence)
-    with pytest.raises(InvalidState):
-        queue.set_due("work", sequence, datetime.now(UTC))
-    with pytest.raises(InvalidState):
-        queue.set_attempts("work", sequence, 0)
+            queue.change_waiting("work", [sequence], **change)
 
 
 @pytest.mark.parametrize("error", ["bad", None])
@@ -366,9 +362,8 @@ def test_only_errors_past_their_time_to_live_are_removed(queue: TaskQueue, owner
     pass_time(queue, 2 * HOUR)
     for task in queue.poll("work", owner, 4):
         queue.complete(owner, {task: Decision(Result.FAILURE, error=error)})
-    queue.set_attempts("work", tasks[1].sequence, 2)
-    queue.run_now("work", [tasks[1].sequence])
-    queue.set_priority("work", [tasks[1].sequence], 1)
+    queue.change_waiting("work", [tasks[1].sequence], attempts=2)
+    queue.change_waiting("work", [tasks[1].sequence], due="now", priority=1)
     queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error=error)})
     assert known(queue, tasks[1]).state is State.FAILED
     assert queue.purge_past_ttl("work") == 1
