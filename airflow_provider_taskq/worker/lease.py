@@ -5,12 +5,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 
-from airflow_provider_taskq.queue import Decision, LeaseLost, Owner, Task, TaskQueueError
+from airflow_provider_taskq.queue import Decision, LeaseLost, Owner, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.batches import Batch
@@ -93,7 +94,7 @@ class Lease:
         self.lost: LeaseLost | None = None
         self.extended_at = time.monotonic() if since is None else since
         self.on_abandon = on_abandon
-        self._lost_after = owner.lease.total_seconds() if lost_after is None else lost_after
+        self.lost_after = owner.lease.total_seconds() if lost_after is None else lost_after
         self._batches: set[InFlightBatch] = set()
         self._lock = threading.Lock()
 
@@ -128,16 +129,7 @@ class Lease:
 
     def seconds_left(self) -> float:
         """Return the seconds until the lease counts as lost, by this machine's monotonic clock."""
-        return self.extended_at + self._lost_after - time.monotonic()
-
-    def overdue(self) -> LeaseLost | None:
-        """Return an error if no heartbeat has reached the queue in time. The lease may still exist in the database."""
-        if self.seconds_left() > 0:
-            return None
-        return LeaseLost(
-            f"no heartbeat of owner {self.owner.name!r} reached the queue for {self._lost_after:.1f} seconds of its "
-            f"lease of {self.owner.lease.total_seconds():g} seconds"
-        )
+        return self.extended_at + self.lost_after - time.monotonic()
 
 
 class LeaseKeeper(PeriodicService):
@@ -151,7 +143,7 @@ class LeaseKeeper(PeriodicService):
     ) -> None:
         self._interval = length / 3
         self._on_loss = on_loss
-        self._leases: dict[int, Lease] = {}
+        self._leases: list[Lease] = []
         self._lock = threading.Lock()
         longest = max(0.1, min(self._interval / 10, _LONGEST_RETRY_PAUSE))
         backoff = Backoff(min(0.1, self._interval), longest)
@@ -161,17 +153,17 @@ class LeaseKeeper(PeriodicService):
     def leases(self) -> list[Lease]:
         """The leases that the keeper extends."""
         with self._lock:
-            return list(self._leases.values())
+            return list(self._leases)
 
     def add(self, lease: Lease) -> None:
         """Add a lease to extend."""
         with self._lock:
-            self._leases[id(lease)] = lease
+            self._leases.append(lease)
 
     def remove(self, lease: Lease) -> None:
         """Remove a lease, which then lapses unless it is released."""
-        with self._lock:
-            self._leases.pop(id(lease), None)
+        with self._lock, suppress(ValueError):
+            self._leases.remove(lease)
 
     def lose(self, lease: Lease, error: LeaseLost) -> None:
         """Remove a lost lease, abandon its batches, and call `on_loss` the first time."""
@@ -182,44 +174,46 @@ class LeaseKeeper(PeriodicService):
     def check_clock(self) -> None:
         """Mark overdue leases as lost, without a call to the database: the network may block the heartbeats."""
         for lease in self.leases:
-            if (error := lease.overdue()) is not None:
-                self.lose(lease, error)
+            if lease.seconds_left() <= 0:
+                silent = f"no heartbeat of owner {lease.owner.name!r} reached the queue for {lease.lost_after:.1f}"
+                length = f"{lease.owner.lease.total_seconds():g} seconds"
+                self.lose(lease, LeaseLost(f"{silent} seconds of its lease of {length}"))
 
     def release(self, session: DatabaseSession, lease: Lease) -> bool:
         """Remove a lease, and release it with its tasks. Return False if the database cannot be reached."""
         self.remove(lease)
-        try:
-            with session.queue() as queue:
-                queue.release(lease.owner)
-        except (TaskQueueError, psycopg.Error) as error:
-            log.warning("lease not released, it will lapse: owner=%s error=%s", lease.owner.name, error)
-            return not isinstance(error, Disconnected)
-        return True
+        return give_back(session, f"lease of owner {lease.owner.name!r}", lambda queue: queue.release(lease.owner))
 
     def _run_once(self) -> float:
         oldest = min((lease.extended_at for lease in self.leases), default=math.inf)
         if (pause := oldest + self._interval - time.monotonic()) > 0:
             return min(pause, self._interval)
         for lease in self.leases:
+            began = time.monotonic()
             try:
-                self._extend(lease)
+                with self._session.queue() as queue:
+                    queue.heartbeat(lease.owner)
+                lease.extended_at = began
+            except LeaseLost as error:
+                self.lose(lease, error)
             except Exception:
                 # Moves the lease last: a call without an answer must not delay the other heartbeats again.
-                with self._lock:
-                    if self._leases.pop(id(lease), None) is not None:
-                        self._leases[id(lease)] = lease
+                with self._lock, suppress(ValueError):
+                    self._leases.remove(lease)
+                    self._leases.append(lease)
                 raise
         return self._interval
 
-    def _extend(self, lease: Lease) -> None:
-        began = time.monotonic()
-        try:
-            with self._session.queue() as queue:
-                queue.heartbeat(lease.owner)
-        except LeaseLost as error:
-            self.lose(lease, error)
-        else:
-            lease.extended_at = began
+
+def give_back(session: DatabaseSession, what: str, release: Callable[[TaskQueue], object]) -> bool:
+    """Release what lapses otherwise. Return False if the database cannot be reached."""
+    try:
+        with session.queue() as queue:
+            release(queue)
+    except (TaskQueueError, psycopg.Error) as error:
+        log.warning("%s not released, it will lapse: error=%s", what, error)
+        return not isinstance(error, Disconnected)
+    return True
 
 
 class UpkeepThread(PeriodicService):

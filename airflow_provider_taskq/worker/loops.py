@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Result, Task
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.worker.batches import Batch
+from airflow_provider_taskq.worker.calls import TaskPoller, UnansweredCommit
 from airflow_provider_taskq.worker.commit import BatchCommitter
 from airflow_provider_taskq.worker.executors import Threads, attempt, final
 from airflow_provider_taskq.worker.handlers import (
@@ -26,9 +27,7 @@ from airflow_provider_taskq.worker.handlers import (
 )
 from airflow_provider_taskq.worker.lease import HandlerStuck, InFlightBatch
 from airflow_provider_taskq.worker.limiter import Token
-from airflow_provider_taskq.worker.poller import TaskPoller
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
-from airflow_provider_taskq.worker.unanswered import UnansweredCommit
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -179,7 +178,9 @@ class Loop(ABC):
         groups = self._runtime.config.groups
         failed = groups is not None and any(map(groups.stops_after, ended.committed.values()))
         if not failed and not self._runtime.stopping.is_set():
-            self._following.append(self._runtime.next_in_group(ended))
+            self._runtime.counters.add(batches=1)
+            owner, following = ended.batch.owner, ended.following
+            self._following.append(self._runtime.start_batch(following, owner.fence, ended.lease, ended.token))
         else:
             self._committer.release(InFlightBatch(Batch(ended.following), ended.lease, ended.token, ended.trace))
 
@@ -196,7 +197,7 @@ class PollLoop(Loop):
 
     def __init__(self, runtime: WorkerRuntime, room: int) -> None:
         super().__init__(runtime, room)
-        self._poller = TaskPoller(runtime, self._session, runtime.next_owner_name())
+        self._poller = TaskPoller(runtime, self._session)
         self._recheck = Backoff(0.01, 1.0)
         self._poll_seconds = 0.0  # of the last poll
         self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None  # the next poll completes it
@@ -243,10 +244,10 @@ class PollLoop(Loop):
         began = time.monotonic()
         try:
             polled = self._poll(size)
-            fresh = runtime.without_returned(polled)
+            fresh = polled if runtime.returned is None else runtime.returned.without(polled)
             runtime.counters.poll_ended(self, fresh)
             if fresh:
-                batch = runtime.start_batch(fresh, self._poller.lease(), token)
+                batch = runtime.start_batch(fresh, polled.fence, self._poller.lease(), token)
         finally:
             if batch is None:
                 token.release()
@@ -301,7 +302,7 @@ class PollLoop(Loop):
             return self._poller.poll(size)
         (batch, decisions), self._handled = self._handled, None
         commit = UnansweredCommit()
-        if not self._poller.claims.is_due():
+        if not self._poller.must_look:
             try:
                 tasks = self._poller.exchange(batch, decisions)
             except Exception as error:  # noqa: BLE001 -- commits the batch first; the next poll raises the error again

@@ -6,18 +6,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import psycopg
-
-from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Result, Task, TaskQueueError, verify_for_work
+from airflow_provider_taskq.queue import Decision, LeaseLost, Result, Task, verify_for_work
 from airflow_provider_taskq.queue.encoding import JsonEncoder, json_text
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
-from airflow_provider_taskq.worker.config import WorkerConfig
+from airflow_provider_taskq.worker.config import Groups, WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
 from airflow_provider_taskq.worker.handlers import WorkHandler
-from airflow_provider_taskq.worker.lease import HandlerStuck, InFlightBatch, Lease, LeaseKeeper, UpkeepThread, Watchdog
+from airflow_provider_taskq.worker.lease import (
+    HandlerStuck,
+    InFlightBatch,
+    Lease,
+    LeaseKeeper,
+    UpkeepThread,
+    Watchdog,
+    give_back,
+)
 from airflow_provider_taskq.worker.limiter import NO_TOKEN, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.services import NotificationListener, PeriodicService
@@ -124,7 +131,8 @@ class ReturnedTasks:
     not handle it again, but holds it until its leases end, so that no other poll of the drain gets it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Groups | None) -> None:
+        self._groups = groups
         self._attempts: dict[Task, int] = {}
 
     def note(self, committed: Mapping[Task, Decision]) -> None:
@@ -134,9 +142,15 @@ class ReturnedTasks:
             if snoozed or decision.result is Result.FAILURE:
                 self._attempts[task] = task.attempt
 
-    def among(self, polled: Polled) -> set[Task]:
-        """Return the polled tasks that came back at once."""
-        return {task for task in polled if self._attempts.get(task) == task.attempt} if self._attempts else set()
+    def without(self, polled: Sequence[Task]) -> Sequence[Task]:
+        """Return the polled tasks without those that came back at once."""
+        if not self._attempts:
+            return polled
+        back = {task for task in polled if self._attempts.get(task) == task.attempt}
+        if self._groups is not None:  # a group whose task came back is held as a whole, in its order
+            identifiers = {task.identifier for task in back}
+            back = {task for task in polled if task.identifier in identifiers}
+        return [task for task in polled if task not in back]
 
 
 class WorkerRuntime:
@@ -156,7 +170,7 @@ class WorkerRuntime:
         self.handler, self.handler_name = handler, name_of(handler)
         self.listeners = ListenerDispatcher(config.listener)
         self.counters = counters
-        self.returned = ReturnedTasks() if drains else None
+        self.returned = ReturnedTasks(config.groups) if drains else None
         self.idle_wait = IdleWait(config.pause.total_seconds())
         self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), self._on_lease_lost)
         self.watchdog = Watchdog(config, self.listeners, self.keeper.check_clock)
@@ -259,34 +273,11 @@ class WorkerRuntime:
             self.stop_polling()
             return None
 
-    def without_returned(self, polled: Polled) -> Polled:
-        """Return the polled tasks without those that a drain has tried before."""
-        if self.returned is None or not (back := self.returned.among(polled)):
-            return polled
-        if self.config.groups is not None:  # a group whose task came back is held as a whole, in its order
-            groups = {task.identifier for task in back}
-            back = {task for task in polled if task.identifier in groups}
-        fresh = Polled(task for task in polled if task not in back)
-        fresh.fence = polled.fence
-        return fresh
-
-    def start_batch(self, polled: Polled, lease: Lease, token: Token) -> InFlightBatch:
-        """Make a batch of polled tasks and add it to its lease."""
-        size = len(polled) if self.config.groups is None else 1  # a task of a group is a batch of its own
-        owner = BatchOwner(lease.owner.name, polled.fence)
-        return self._in_flight(polled[:size], polled[size:], owner, lease, token)
-
-    def next_in_group(self, ended: InFlightBatch) -> InFlightBatch:
-        """Return the batch that follows in its group. It has the token of the group."""
-        self.counters.add(batches=1)
-        following = ended.following
-        return self._in_flight(following[:1], following[1:], ended.batch.owner, ended.lease, ended.token)
-
-    def _in_flight(
-        self, tasks: Sequence[Task], following: Sequence[Task], owner: BatchOwner, lease: Lease, token: Token
-    ) -> InFlightBatch:
-        trace = self.listeners.on_start(tasks)
-        in_flight = InFlightBatch(Batch(tasks, owner, self._encode), lease, token, trace, following)
+    def start_batch(self, tasks: Sequence[Task], fence: int, lease: Lease, token: Token) -> InFlightBatch:
+        """Make a batch of polled tasks, or of the first task of a group, and add it to its lease."""
+        size = len(tasks) if self.config.groups is None else 1
+        owner, trace = BatchOwner(lease.owner.name, fence), self.listeners.on_start(tasks[:size])
+        in_flight = InFlightBatch(Batch(tasks[:size], owner, self._encode), lease, token, trace, tasks[size:])
         lease.add(in_flight)
         return in_flight
 
@@ -318,20 +309,17 @@ class WorkerRuntime:
 
     def _release_leases(self) -> None:
         reason = WorkerStopped(f"worker {self.config.name!r} stopped")
-        leases, reachable = self.keeper.leases, True
-        for batch in [batch for lease in leases for batch in lease.batches]:
-            batch.abandon(reason)
+        leases, groups, topic = self.keeper.leases, self.config.groups, self.config.topic
+        for lease in leases:
+            self.keeper.remove(lease)
+            for batch in lease.batches:
+                batch.abandon(reason)
         with closing(self.session()) as session:
-            for lease in leases:
-                # After one call without an answer the other leases lapse: each call would delay the stop.
-                reachable = reachable and self.keeper.release(session, lease)
-                self.keeper.remove(lease)
-            if self.config.groups is not None and reachable:
-                try:
-                    with session.queue() as queue:
-                        self.config.groups.unlock(queue, self.config.topic, self.owner_prefix)
-                except (TaskQueueError, psycopg.Error) as error:
-                    log.warning("cluster lock not released, it will lapse: topic=%s error=%s", self.config.topic, error)
+            # After one call without an answer the other leases lapse: each call would delay the stop.
+            reachable = all(self.keeper.release(session, lease) for lease in leases)
+            if groups is not None and reachable:
+                unlock = partial(groups.unlock, topic=topic, holder=self.owner_prefix)
+                give_back(session, f"cluster lock of {topic!r}", unlock)
 
     def _on_notification(self, topic: str) -> None:
         if topic == self.config.topic:
