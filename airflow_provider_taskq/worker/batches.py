@@ -58,12 +58,9 @@ class CommitHook:
     failed_with: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Activity:
-    """Code that runs for a batch now.
-
-    It consists of a name, a function that formats the stack of the code, and a function that may cancel the code.
-    """
+    """Code that runs for a batch now, with functions that format its stack and that may cancel it."""
 
     name: str
     stack: Callable[[], str]
@@ -122,45 +119,36 @@ class Supplement:
     """Values by class, task (None for the whole batch) and qualifier. Threads may share it; processes cannot."""
 
     def __init__(self) -> None:
-        self._values: dict[_Key, _Value] = {}
-        self._lock = threading.Lock()
+        self._values: dict[_Key, _Value] = {}  # each operation on it is atomic
 
     def register(self, kind: type[T], value: T, task: Task | None = None, qualifier: Hashable = None) -> None:
         """Store a value of `task` or of the batch. Raises SupplementError if there is one already."""
-        key = (kind, task, qualifier)
-        with self._lock:
-            if key in self._values:
-                raise SupplementError(f"{_named(key)} is already registered")
-            self._values[key] = _Value()
-            self._values[key].set_result(value)
+        key, made = (kind, task, qualifier), _Value()
+        made.set_result(value)
+        if self._values.setdefault(key, made) is not made:
+            raise SupplementError(f"{_named(key)} is already registered")
 
     def require(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T:
         """Return a stored value. Raises SupplementError if there is none."""
         key = (kind, task, qualifier)
-        with self._lock:
-            found = self._values.get(key)
-        if found is None:
+        if (found := self._values.get(key)) is None:
             raise SupplementError(f"{_named(key)} was not registered")
         return found.get(key)  # type: ignore[no-any-return]  # an instance of the class in the key
 
     def probe(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T | None:
         """Return a stored value, or None if there is none yet. Never wait."""
-        with self._lock:
-            found = self._values.get((kind, task, qualifier))
+        found = self._values.get((kind, task, qualifier))
         return found.result() if found is not None and found.done() else None
 
     def suggest(self, kind: type[T], make: Callable[[], T], task: Task | None = None, qualifier: Hashable = None) -> T:
         """Return a stored value. Call `make` if there is none; concurrent calls share its value, or its error."""
         key, made = (kind, task, qualifier), _Value()
-        with self._lock:
-            found = self._values.setdefault(key, made)
-        if found is not made:
+        if (found := self._values.setdefault(key, made)) is not made:
             return found.get(key)  # type: ignore[no-any-return]
         try:
             value = make()
         except BaseException as error:
-            with self._lock:
-                del self._values[key]
+            del self._values[key]
             made.set_exception(error)
             raise
         made.set_result(value)
@@ -188,7 +176,7 @@ class Batch(BatchContext, Supplement):
         self.after_commit_calls: list[Callable[[], None]] = []
         self._known = frozenset(self.tasks)
         self._is_part = False
-        self._activities: dict[int, Activity] = {}
+        self._activities: list[Activity] = []  # each operation on it is atomic
 
     def __contains__(self, task: object) -> bool:
         return task in self._known
@@ -256,18 +244,15 @@ class Batch(BatchContext, Supplement):
         :param cancel: a function that the worker calls if it abandons the batch.
         """
         activity = Activity(name, stack or stack_of(threading.get_ident()), cancel)
-        with self._lock:
-            self._activities[id(activity)] = activity
+        self._activities.append(activity)
         try:
             yield
         finally:
-            with self._lock:
-                del self._activities[id(activity)]
+            self._activities.remove(activity)
 
     def activities(self) -> list[Activity]:
         """Return the code that runs for this batch now."""
-        with self._lock:
-            return list(self._activities.values())
+        return list(self._activities)
 
     def cancel(self) -> None:
         """Set `cancelled`, and call the `cancel` of all activities."""

@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -79,7 +78,8 @@ class InFlightBatch:
 class Lease:
     """The lease of one owner, and the batches that are held under it. A lost lease stays lost.
 
-    It was registered at `since`, and counts as lost after `lost_after` seconds without a heartbeat.
+    It was registered at `since`, and counts as lost after `lost_after` seconds without a heartbeat. Each operation on
+    its set of batches is atomic.
     """
 
     def __init__(
@@ -92,40 +92,31 @@ class Lease:
     ) -> None:
         self.owner = owner
         self.lost: LeaseLost | None = None
-        self.extended_at = time.monotonic() if since is None else since
+        self.extended_at = self.tried_at = time.monotonic() if since is None else since
         self.on_abandon = on_abandon
         self.lost_after = owner.lease.total_seconds() if lost_after is None else lost_after
         self._batches: set[InFlightBatch] = set()
-        self._lock = threading.Lock()
 
     @property
     def batches(self) -> list[InFlightBatch]:
         """The batches that are held under the lease now."""
-        with self._lock:
-            return list(self._batches)
+        return list(self._batches)
 
     def add(self, batch: InFlightBatch) -> None:
         """Add a batch. Abandon it at once if the lease is lost already."""
-        with self._lock:
-            self._batches.add(batch)
-            lost = self.lost
-        if lost is not None:
-            batch.abandon(lost)
+        self._batches.add(batch)
+        if self.lost is not None:
+            batch.abandon(self.lost)
 
     def remove(self, batch: InFlightBatch) -> None:
         """Remove a batch that has ended."""
-        with self._lock:
-            self._batches.discard(batch)
+        self._batches.discard(batch)
 
-    def lose(self, error: LeaseLost) -> bool:
-        """Mark the lease as lost and abandon its batches. Return False if it was lost before."""
-        with self._lock:
-            if self.lost is not None:
-                return False
-            self.lost = error
+    def lose(self, error: LeaseLost) -> None:
+        """Mark the lease as lost, and abandon its batches."""
+        self.lost = error
         for batch in self.batches:
             batch.abandon(error)
-        return True
 
     def seconds_left(self) -> float:
         """Return the seconds until the lease counts as lost, by this machine's monotonic clock."""
@@ -135,7 +126,8 @@ class Lease:
 class LeaseKeeper(PeriodicService):
     """Extends leases every third of their length, which is in seconds, over a connection of its own.
 
-    A lease is lost when a heartbeat raises LeaseLost, or when `check_clock` finds it overdue.
+    A lease is lost when a heartbeat raises LeaseLost, or when `check_clock` finds it overdue. Each operation on the
+    list of leases is atomic.
     """
 
     def __init__(
@@ -144,7 +136,6 @@ class LeaseKeeper(PeriodicService):
         self._interval = length / 3
         self._on_loss = on_loss
         self._leases: list[Lease] = []
-        self._lock = threading.Lock()
         longest = max(0.1, min(self._interval / 10, _LONGEST_RETRY_PAUSE))
         backoff = Backoff(min(0.1, self._interval), longest)
         super().__init__("taskq lease", connect, backoff, limit or heartbeat_limit(length))
@@ -152,23 +143,24 @@ class LeaseKeeper(PeriodicService):
     @property
     def leases(self) -> list[Lease]:
         """The leases that the keeper extends."""
-        with self._lock:
-            return list(self._leases)
+        return list(self._leases)
 
     def add(self, lease: Lease) -> None:
         """Add a lease to extend."""
-        with self._lock:
-            self._leases.append(lease)
+        self._leases.append(lease)
 
-    def remove(self, lease: Lease) -> None:
-        """Remove a lease, which then lapses unless it is released."""
-        with self._lock, suppress(ValueError):
+    def remove(self, lease: Lease) -> bool:
+        """Remove a lease, which then lapses unless it is released. Return False if it was removed before."""
+        try:
             self._leases.remove(lease)
+        except ValueError:
+            return False
+        return True
 
     def lose(self, lease: Lease, error: LeaseLost) -> None:
         """Remove a lost lease, abandon its batches, and call `on_loss` the first time."""
-        self.remove(lease)
-        if lease.lose(error):
+        if self.remove(lease):
+            lease.lose(error)
             self._on_loss(error)
 
     def check_clock(self) -> None:
@@ -188,20 +180,15 @@ class LeaseKeeper(PeriodicService):
         oldest = min((lease.extended_at for lease in self.leases), default=math.inf)
         if (pause := oldest + self._interval - time.monotonic()) > 0:
             return min(pause, self._interval)
-        for lease in self.leases:
-            began = time.monotonic()
+        # A lease whose call got no answer is the last one: it must not delay the other heartbeats again.
+        for lease in sorted(self.leases, key=lambda each: each.tried_at):
+            lease.tried_at = time.monotonic()
             try:
                 with self._session.queue() as queue:
                     queue.heartbeat(lease.owner)
-                lease.extended_at = began
+                lease.extended_at = lease.tried_at
             except LeaseLost as error:
                 self.lose(lease, error)
-            except Exception:
-                # Moves the lease last: a call without an answer must not delay the other heartbeats again.
-                with self._lock, suppress(ValueError):
-                    self._leases.remove(lease)
-                    self._leases.append(lease)
-                raise
         return self._interval
 
 

@@ -32,6 +32,8 @@ from airflow_provider_taskq.worker.runtime import WorkerRuntime
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+Pause: TypeAlias = Callable[[int], None]  # waits before the next poll, unless there was a wake since this number
+
 MAX_RECHECKS = 20  # polls in a row that get none of the ready tasks; they take about ten seconds
 
 
@@ -58,14 +60,18 @@ class Loop(ABC):
         self.calling = self.thread  # the last thread that has called the handler
 
     @abstractmethod
-    def _work(self) -> None:
-        """Work until the worker stops."""
+    def _work_once(self) -> Pause | None:
+        """Handle a batch, or end some that are decided. Return the pause that follows, if there is one."""
 
     def _commit(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
         self._committer.complete(batch, decisions)
 
     def _run(self) -> None:
-        self._work()
+        while not self._runtime.stopping.is_set():
+            wakes = self._runtime.idle_wait.wakes()
+            if pause := self._run_step(self._work_once):
+                pause(wakes)
+        self._finish()
         self._session.close()
 
     def _run_step(self, step: Callable[[], T]) -> T | None:
@@ -185,9 +191,6 @@ class Loop(ABC):
             self._committer.release(InFlightBatch(Batch(ended.following), ended.lease, ended.token, ended.trace))
 
 
-Pause: TypeAlias = Callable[[int], None]  # waits before the next poll, unless there was a wake since this one
-
-
 class PollLoop(Loop):
     """Polls, handles and commits batches in one thread, until the worker stops.
 
@@ -202,27 +205,17 @@ class PollLoop(Loop):
         self._poll_seconds = 0.0  # of the last poll
         self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None  # the next poll completes it
 
-    def _work(self) -> None:
-        runtime = self._runtime
-        while not runtime.stopping.is_set():
-            wakes = runtime.idle_wait.wakes()
-            if pause := self._run_step(self._poll_once):
-                runtime.listeners.on_empty()
-                pause(wakes)
-        self._finish()
-        if runtime.stopped.is_set():
-            # The runtime has released its leases already, but this loop may have registered one since.
-            self._run_step(self._poller.release)
-        runtime.counters.poll_ended(self)
-
     def _finish(self) -> None:
         if self._handled is not None:
             (batch, decisions), self._handled = self._handled, None
             self._run_step(lambda: self._committer.complete(batch, decisions))
         super()._finish()
+        if self._runtime.stopped.is_set():
+            # The runtime has released its leases already, but this loop may have registered one since.
+            self._run_step(self._poller.release)
+        self._runtime.counters.poll_ended(self)
 
-    def _poll_once(self) -> Pause | None:
-        """Poll and dispatch a batch. Return the pause that follows an empty poll."""
+    def _work_once(self) -> Pause | None:
         runtime = self._runtime
         self._go_on()
         try:
@@ -257,7 +250,9 @@ class PollLoop(Loop):
             self._recheck.reset()
             return None
         self._poll_seconds = time.monotonic() - began
-        return self._pause_after(mark)
+        pause = self._pause_after(mark)
+        runtime.listeners.on_empty()
+        return pause
 
     def _pause_after(self, mark: int) -> Pause:
         """Return the pause that follows an empty poll, and set `idle` if the topic is drained."""
@@ -365,12 +360,7 @@ class HandleLoop(Loop):
         super().__init__(runtime, room)
         self._prefetcher = prefetcher
 
-    def _work(self) -> None:
-        while not self._runtime.stopping.is_set():
-            self._run_step(self._take_once)
-        self._finish()
-
-    def _take_once(self) -> None:
+    def _work_once(self) -> None:
         self._go_on()
         found = self._runtime.idle_wait.wait_for(self._next, or_end=True)
         if isinstance(found, InFlightBatch) and found.abandoned_for is None:  # else it was abandoned while it waited
