@@ -178,9 +178,6 @@ class Batch(BatchContext, Supplement):
         self._is_part = False
         self._activities: list[Activity] = []  # each operation on it is atomic
 
-    def __contains__(self, task: object) -> bool:
-        return task in self._known
-
     @property
     def has_side_effects(self) -> bool:
         """Whether the batch commits more than its decisions."""

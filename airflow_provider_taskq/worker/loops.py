@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 Pause: TypeAlias = Callable[[int], None]  # waits before the next poll, unless there was a wake since this number
 
+_IDLE_FACTOR = 4.0  # least pause after an empty poll, as a multiple of its duration
 MAX_RECHECKS = 20  # polls in a row that get none of the ready tasks; they take about ten seconds
 
 
@@ -280,7 +282,8 @@ class PollLoop(Loop):
 
     def _pause(self, wakes: int) -> None:
         self._recheck.reset()
-        self._runtime.idle_wait.wait(wakes, self._poll_seconds, self._has_decided)
+        seconds = pause_after(self._runtime.config.pause, self._poll_seconds)
+        self._runtime.idle_wait.sleep(wakes, seconds, self._has_decided, takes_turns=True)
 
     def _pause_shortly(self, wakes: int) -> None:
         self._runtime.idle_wait.sleep(wakes, self._recheck.next(), self._has_decided)
@@ -322,6 +325,11 @@ class PollLoop(Loop):
             self._handled = (batch, decisions)
         else:
             super()._commit(batch, decisions)
+
+
+def pause_after(pause: timedelta, poll_seconds: float) -> float:
+    """Return the seconds between an empty poll and the next one: empty polls take at most a fifth of the time."""
+    return max(pause.total_seconds(), _IDLE_FACTOR * poll_seconds)
 
 
 class Prefetcher(PollLoop):

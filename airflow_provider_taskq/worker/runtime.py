@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.2  # between two checks of `is_hurried`
-_IDLE_FACTOR = 4.0  # least pause after an empty poll, as a multiple of its duration
 _AT_ONCE = timedelta(seconds=1)  # the same limit as in taskq_internal.skip_immediate_returns
 T = TypeVar("T")
 
@@ -46,15 +45,9 @@ class WorkerStopped(Exception):
 
 
 class IdleWait:
-    """Pauses the threads of a worker after polls that find nothing.
+    """Pauses the threads of a worker. One thread polls periodically, the others sleep until a wake."""
 
-    One thread polls periodically, the others sleep. `wake` lets all of them poll, as after a full batch.
-
-    :param seconds: the least pause between two polls of the thread that polls periodically.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self._polling = False
         self._wakes = 0
@@ -64,27 +57,29 @@ class IdleWait:
         """Return the number of wakes so far. Read it before a poll: a wake during the poll ends the next wait."""
         return self._wakes
 
-    def wait(self, wakes: int, took: float = 0.0, is_woken: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the time of the next poll: after the pause, or at once if there was a wake since `wakes`.
+    def sleep(
+        self, wakes: int, seconds: float, is_woken: Callable[[], bool] = lambda: False, *, takes_turns: bool = False
+    ) -> None:
+        """Wait `seconds`, or until a wake after `wakes`.
 
-        :param took: seconds that the last empty poll took. A slow poll makes the pause longer, so that empty polls take
-            at most a fifth of the time.
         :param is_woken: ends the wait of this thread only; called again after `wake_decided`.
+        :param takes_turns: whether the time begins when no other thread waits with this option.
         """
 
         def is_over() -> bool:
             return self._ended or self._wakes > wakes or is_woken()
 
         with self._changed:
-            if self._polling:
+            if takes_turns:
                 self._changed.wait_for(lambda: is_over() or not self._polling)
-            if is_over():
-                return
-            self._polling = True
-            self._changed.wait_for(is_over, self.seconds_after(took))
-            self._polling = False
-            # notify() alone might reach a thread in `sleep`, and no thread would take over the periodic polls.
-            self._changed.notify_all()
+                if is_over():
+                    return
+                self._polling = True
+            self._changed.wait_for(is_over, seconds)
+            if takes_turns:
+                self._polling = False
+                # notify() alone might reach a thread that takes no turns, and no thread would go on with the polls.
+                self._changed.notify_all()
 
     def wait_for(self, find: Callable[[], T], *, or_end: bool = False) -> T:
         """Wait until `find()` returns something true, and return it; with `or_end` return at `end`, too.
@@ -95,15 +90,6 @@ class IdleWait:
             while not (found := find()) and not (or_end and self._ended):
                 self._changed.wait()
             return found
-
-    def seconds_after(self, took: float) -> float:
-        """Return the pause, in seconds, after an empty poll that took `took` seconds."""
-        return max(self._seconds, _IDLE_FACTOR * took)
-
-    def sleep(self, wakes: int, seconds: float, is_woken: Callable[[], bool] = lambda: False) -> None:
-        """Wait `seconds`, or until a wake after `wakes`, whether or not another thread polls."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._wakes > wakes or is_woken(), seconds)
 
     def wake_decided(self) -> None:
         """Let the waiting threads call their `is_woken`."""
@@ -171,7 +157,7 @@ class WorkerRuntime:
         self.listeners = ListenerDispatcher(config.listener)
         self.counters = counters
         self.returned = ReturnedTasks(config.groups) if drains else None
-        self.idle_wait = IdleWait(config.pause.total_seconds())
+        self.idle_wait = IdleWait()
         self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), self._on_lease_lost)
         self.watchdog = Watchdog(config, self.listeners, self.keeper.check_clock)
         self._loops: Sequence[Loop] = ()

@@ -158,7 +158,7 @@ def test_threads_see_the_context_variables_of_the_worker() -> None:
     seen: list[str] = []
 
     def look(task: Task, batch: Batch) -> Result:
-        assert task in batch
+        assert task in batch.tasks
         seen.append(f"{threading.current_thread().name} {BAGGAGE.get()}")
         return Result.FILTER
 

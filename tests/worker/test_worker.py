@@ -36,7 +36,6 @@ from airflow_provider_taskq.worker import (
     loops,
 )
 from airflow_provider_taskq.worker.connection import DatabaseSession, connection_factory
-from airflow_provider_taskq.worker.runtime import IdleWait
 from airflow_provider_taskq.worker.services import NotificationListener
 from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, lapse, states, until
@@ -284,8 +283,7 @@ def test_a_drain_polls_again_if_a_concurrent_poll_hid_ready_tasks(
 
 @pytest.mark.promise("The cost of a call does not grow with the other tasks of the queue")
 def test_empty_polls_take_at_most_a_fifth_of_the_time() -> None:
-    pause = IdleWait(1.0)
-    assert [pause.seconds_after(took) for took in (0.0, 0.25, 1.5)] == [1.0, 1.0, 6.0]
+    assert [loops.pause_after(timedelta(seconds=1), took) for took in (0.0, 0.25, 1.5)] == [1.0, 1.0, 6.0]
 
 
 # Failures
