@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import count, groupby
 from typing import cast
 
@@ -139,17 +140,12 @@ def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Dec
 
 def run_after_commit(queue: TaskQueue, batch: Batch, topics: Iterable[str]) -> None:
     """Wake topics and call the functions of `after_commit`. Log their errors."""
-    for topic in topics:
-        _log_errors(f"notify({topic!r})", lambda topic=topic: queue.notify(topic))  # type: ignore[misc]
-    for call in batch.after_commit_calls:
-        _log_errors(name_of(call), call)
-
-
-def _log_errors(name: str, call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception:
-        log.exception("call after a commit failed, the commit stands: call=%s", name)
+    calls: list[Callable[[], None]] = [partial(queue.notify, topic) for topic in topics]
+    for call in calls + batch.after_commit_calls:
+        try:
+            call()
+        except Exception:
+            log.exception("call after a commit failed, the commit stands: call=%s", name_of(call))
 
 
 class BatchCommitter:

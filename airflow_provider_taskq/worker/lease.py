@@ -233,18 +233,15 @@ class Watchdog(PeriodicService):
     """Watches the batches that handlers work on, and calls `check` at least once a second. Makes no network call."""
 
     def __init__(self, config: WorkerConfig, listeners: ListenerDispatcher, check: Callable[[], None]) -> None:
-        self._listeners = listeners
-        self._slow_after = config.slow_reports.after.total_seconds()
-        self._report_every = config.slow_reports.every.total_seconds()
-        self._limit = config.limit
-        self._check = check
+        self._reports, self._limit = config.slow_reports, config.limit
+        self._listeners, self._check = listeners, check
         self._watched: set[InFlightBatch] = set()  # any thread may change it, as each operation on it is atomic
         super().__init__("taskq watchdog", connect=None)
 
     def add(self, batch: InFlightBatch) -> None:
         """Start to watch a batch. Call this method before the handler."""
         batch.began = time.monotonic()
-        batch.report_at = batch.began + self._slow_after
+        batch.report_at = batch.began + self._reports.after.total_seconds()
         self._watched.add(batch)
 
     def remove(self, batch: InFlightBatch) -> float:
@@ -255,15 +252,15 @@ class Watchdog(PeriodicService):
     def _run_once(self) -> float:
         self._check_handlers()
         self._check()
-        durations = (self._slow_after, self._report_every, self._limit and self._limit.total_seconds())
-        return min(_LONGEST_CHECK_INTERVAL, *(each / 4 for each in durations if each))
+        durations = (self._reports.after, self._reports.every, self._limit)
+        return min(_LONGEST_CHECK_INTERVAL, *(each.total_seconds() / 4 for each in durations if each))
 
     def _check_handlers(self) -> None:
         now = time.monotonic()
         for batch in list(self._watched):
             seconds = now - batch.began
             if now >= batch.report_at:
-                batch.report_at = now + self._report_every
+                batch.report_at = now + self._reports.every.total_seconds()
                 stack = "\n".join(f"{activity.name}:\n{activity.stack()}" for activity in batch.batch.activities())
                 log.warning("handler is slow: %s seconds=%.1f stack:\n%s", batch.describe(), seconds, stack)
                 self._listeners.on_stuck(batch.trace, seconds, stack)

@@ -123,14 +123,9 @@ class NotificationListener(PeriodicService):
         self._on_notification = on_notification
         self._on_missed = on_missed
         self._every = every
-        self._sockets: tuple[socket.socket, socket.socket] | None = None  # closing one wakes the thread from select()
+        self._hang_up: socket.socket | None = None  # closing it wakes the thread from select()
         limit = CallLimit(_ANSWER_SECONDS, grows=False)
         super().__init__(f"taskq listens to {channel}", connect, Backoff(0.5), limit)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._sockets = socket.socketpair()
-        super().start()
 
     def stop(self, timeout: DurationLike | None = 5.0) -> bool:
         """Stop the thread, and wait up to `timeout` for its end.
@@ -138,13 +133,13 @@ class NotificationListener(PeriodicService):
         The thread does not end while it opens a connection.
         """
         self._stopped.set()
-        if self._sockets is not None:
-            self._sockets[0].close()
+        if self._hang_up is not None:
+            self._hang_up.close()
         return super().stop(timeout)
 
     def _run(self) -> None:
-        self._hung_up = (self._sockets or socket.socketpair())[1]
-        with self._hung_up:
+        self._hang_up, self._hung_up = socket.socketpair()
+        with self._hang_up, self._hung_up:
             super()._run()
 
     def _run_once(self) -> float:
