@@ -1,4 +1,4 @@
-"""Limiters: they bound the batches in flight, of one worker or of several workers in one process."""
+"""Limiters: they bound the batches that are handled at a time, by one worker or by several workers in one process."""
 
 import itertools
 import threading
@@ -12,7 +12,7 @@ _CHECK_SECONDS = 0.1  # between two calls of `withdrawn`
 
 
 class Token(Protocol):
-    """The right to have one batch in flight."""
+    """The right to handle one batch, until it is committed."""
 
     def release(self) -> None:
         """Return the token to its limiter. A second call does nothing."""

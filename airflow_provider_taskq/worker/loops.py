@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -27,7 +26,7 @@ from airflow_provider_taskq.worker.handlers import (
     start_batch,
 )
 from airflow_provider_taskq.worker.lease import HandlerStuck, InFlightBatch
-from airflow_provider_taskq.worker.limiter import Token
+from airflow_provider_taskq.worker.limiter import NO_TOKEN, Token
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
@@ -39,16 +38,40 @@ _IDLE_FACTOR = 4.0  # least pause after an empty poll, as a multiple of its dura
 MAX_RECHECKS = 20  # polls in a row that get none of the ready tasks; they take about ten seconds
 
 
-class Loop(ABC):
-    """Base class of the loops of a worker. Each has a thread and a session, and room for some open batches.
+class Ahead:
+    """Batches that one loop has polled ahead for all loops. One loop at a time polls more, when none is left."""
 
-    If a handler returns a Future, its batch is open until the Future is done. Then the thread commits the batch.
+    def __init__(self) -> None:
+        self.batches: deque[InFlightBatch] = deque()
+        self.poller: Loop | None = None
+
+    def take(self, loop: "Loop") -> InFlightBatch | bool:
+        """Return a batch, or True if this loop has to poll. The caller has the lock of the runtime's `IdleWait`."""
+        if self.batches:
+            return self.batches.popleft()
+        self.poller = self.poller or loop
+        return self.poller is loop
+
+
+class Loop:
+    """Polls, handles and commits batches in one thread, over one session, until the worker stops.
+
+    If a handler returns a Future, its batch is open until the Future is done. Then the thread commits the batch. A loop
+    has room for some open batches.
+
+    It completes a batch in the same round trip as the next poll, unless the batch commits more than its decisions. With
+    `prefetch`, the tasks of one poll become several batches, for all loops.
     """
 
-    def __init__(self, runtime: WorkerRuntime, room: int) -> None:
+    def __init__(self, runtime: WorkerRuntime, room: int, ahead: Ahead | None = None) -> None:
         self._runtime = runtime
+        self._ahead = ahead
         self._session = runtime.session()
+        self._poller = TaskPoller(runtime, self._session)
         self._committer = BatchCommitter(runtime, self._session)
+        self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None  # the next poll completes it
+        self._poll_seconds = 0.0  # of the last empty poll
+        self._recheck = Backoff(0.01, 1.0)
         self._backoff = Backoff()
         self._room = room
         self._open: set[InFlightBatch] = set()
@@ -60,13 +83,6 @@ class Loop(ABC):
         self._caller = None if runtime.config.limit is None else Threads(1, name)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.calling = self.thread  # the last thread that has called the handler
-
-    @abstractmethod
-    def _work_once(self) -> Pause | None:
-        """Handle a batch, or end some that are decided. Return the pause that follows, if there is one."""
-
-    def _commit(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
-        self._committer.complete(batch, decisions)
 
     def _run(self) -> None:
         while not self._runtime.stopping.is_set():
@@ -90,9 +106,6 @@ class Loop(ABC):
 
     def _has_decided(self) -> bool:
         return bool(self._decided)
-
-    def _has_room(self) -> bool:
-        return len(self._open) < self._room
 
     def _handle(self, batch: InFlightBatch) -> None:
         """Call the handler, and commit what it decided, or leave the batch open."""
@@ -147,10 +160,17 @@ class Loop(ABC):
                 self._handle(self._following.popleft())
 
     def _finish(self) -> None:
-        """End the open batches after the last poll."""
+        """End the handled and the open batches after the last poll."""
+        if self._handled is not None:
+            (batch, decisions), self._handled = self._handled, None
+            self._run_step(lambda: self._committer.complete(batch, decisions))
         while self._open or self._decided:
             self._runtime.idle_wait.wait_for(self._has_decided)
             self._run_step(self._go_on)
+        if self._runtime.stopped.is_set():
+            # The runtime has released its leases already, but this loop may have registered one since.
+            self._run_step(self._poller.release)
+        self._runtime.counters.poll_ended(self)
 
     def _end(self, batch: InFlightBatch, returned: Any) -> None:
         if batch.claim():
@@ -192,32 +212,8 @@ class Loop(ABC):
         else:
             self._committer.release(InFlightBatch(Batch(ended.following), ended.lease, ended.token, ended.trace))
 
-
-class PollLoop(Loop):
-    """Polls, handles and commits batches in one thread, until the worker stops.
-
-    Completes a batch in the same round trip as the next poll, unless the batch commits more than its decisions. Pauses
-    after a failed poll, longer each time.
-    """
-
-    def __init__(self, runtime: WorkerRuntime, room: int) -> None:
-        super().__init__(runtime, room)
-        self._poller = TaskPoller(runtime, self._session)
-        self._recheck = Backoff(0.01, 1.0)
-        self._poll_seconds = 0.0  # of the last poll
-        self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None  # the next poll completes it
-
-    def _finish(self) -> None:
-        if self._handled is not None:
-            (batch, decisions), self._handled = self._handled, None
-            self._run_step(lambda: self._committer.complete(batch, decisions))
-        super()._finish()
-        if self._runtime.stopped.is_set():
-            # The runtime has released its leases already, but this loop may have registered one since.
-            self._run_step(self._poller.release)
-        self._runtime.counters.poll_ended(self)
-
     def _work_once(self) -> Pause | None:
+        """Handle a batch, or end some that are decided. Return the pause that follows an empty poll."""
         runtime = self._runtime
         self._go_on()
         try:
@@ -225,36 +221,69 @@ class PollLoop(Loop):
             runtime.has_lease.set()
             if runtime.stopping.is_set():  # the worker was stopped while the lease was registered
                 return None
-            if not (size := self._capacity()) or (token := runtime.token(self._has_decided)) is None:
+            if len(self._open) >= self._room:
+                runtime.idle_wait.wait_for(self._has_decided, or_end=True)
                 return None
-            return self._poll_with_token(size, token)
+            token = runtime.token(self._has_decided)
+            return None if token is None else self._work_with_token(token)
         except LeaseLost as error:
             self._poller.recover(error)
             return None
 
-    def _poll_with_token(self, size: int, token: Token) -> Pause | None:
-        runtime, batch = self._runtime, None
-        completing = len(self._handled[0].batch.tasks) if self._handled is not None else 0
-        mark = runtime.counters.poll_started(self, completing)
-        began = time.monotonic()
+    def _work_with_token(self, token: Token) -> Pause | None:
+        found: InFlightBatch | Pause | None = None
         try:
-            polled = self._poll(size)
-            fresh = polled if runtime.returned is None else runtime.returned.without(polled)
-            runtime.counters.poll_ended(self, fresh)
-            if fresh:
-                batch = runtime.start_batch(fresh, polled.fence, self._poller.lease(), token)
+            found = self._poll_batch() if self._ahead is None else self._take_or_poll(self._ahead)
         finally:
-            if batch is None:
+            if not isinstance(found, InFlightBatch):
                 token.release()
-        if batch is not None:
-            self._dispatch(batch)
-        if polled:
-            self._recheck.reset()
-            return None
-        self._poll_seconds = time.monotonic() - began
-        pause = self._pause_after(mark)
-        runtime.listeners.on_empty()
-        return pause
+        if not isinstance(found, InFlightBatch):
+            return found
+        found.token = token
+        if found.abandoned_for is not None:  # while it waited
+            token.release()
+        else:
+            self._handle(found)
+            self._go_on()
+        return None
+
+    def _take_or_poll(self, ahead: Ahead) -> InFlightBatch | Pause | None:
+        idle_wait = self._runtime.idle_wait
+        found = idle_wait.wait_for(lambda: self._has_decided() or ahead.take(self), or_end=True)
+        try:
+            if self._runtime.stopping.is_set():  # the stop releases what no handler has got, with the leases
+                return None
+            if isinstance(found, InFlightBatch):
+                return found
+            return self._poll_batch() if ahead.poller is self else None
+        finally:
+            if ahead.poller is self:
+                ahead.poller = None
+                idle_wait.wake_decided()
+
+    def _poll_batch(self) -> InFlightBatch | Pause | None:
+        """Poll. Return the first batch, or the pause that follows an empty poll."""
+        runtime, config, counters = self._runtime, self._runtime.config, self._runtime.counters
+        mark = counters.poll_started(self, len(self._handled[0].batch.tasks) if self._handled is not None else 0)
+        began, size = time.monotonic(), config.size + config.prefetch
+        polled = self._poll(size)
+        fresh = polled if runtime.returned is None else runtime.returned.without(polled)
+        counters.poll_ended(self, fresh)
+        if not polled:
+            self._poll_seconds = time.monotonic() - began
+            pause = self._pause_after(mark)
+            runtime.listeners.on_empty()
+            return pause
+        self._recheck.reset()
+        lease, step = self._poller.lease(), len(polled) if self._ahead is None else config.size
+        parts = [fresh[place : place + step] for place in range(0, len(fresh), step)]
+        batches = [runtime.start_batch(part, polled.fence, lease, NO_TOKEN) for part in parts]
+        if self._ahead is not None and len(batches) > 1:
+            counters.add(batches=len(batches) - 1)
+            self._ahead.batches.extend(batches[1:])
+        if config.workers > 1 and (len(polled) >= size or len(batches) > 1):
+            runtime.idle_wait.wake()  # there may be more tasks, for other threads
+        return batches[0] if batches else None
 
     def _pause_after(self, mark: int) -> Pause:
         """Return the pause that follows an empty poll, and set `idle` if the topic is drained."""
@@ -288,13 +317,6 @@ class PollLoop(Loop):
     def _pause_shortly(self, wakes: int) -> None:
         self._runtime.idle_wait.sleep(wakes, self._recheck.next(), self._has_decided)
 
-    def _capacity(self) -> int:
-        """Wait until the loop can take tasks, and return their number. Return 0 for no poll now."""
-        if self._has_room():
-            return self._runtime.config.size
-        self._runtime.idle_wait.wait_for(self._has_decided, or_end=True)
-        return 0
-
     def _poll(self, size: int) -> Polled:
         if self._handled is None:
             return self._poller.poll(size)
@@ -311,20 +333,12 @@ class PollLoop(Loop):
         self._committer.complete(batch, decisions, commit)
         return self._poller.poll(size)
 
-    def _dispatch(self, batch: InFlightBatch) -> None:
-        """Handle a polled batch, or pass it on."""
-        config = self._runtime.config
-        if config.workers > 1 and len(batch.batch.tasks) >= config.size:
-            self._runtime.idle_wait.wake()  # there may be more tasks, for other threads
-        self._handle(batch)
-        self._go_on()
-
     def _commit(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
         runtime, polls_next = self._runtime, self._handled is None and not self._runtime.stopping.is_set()
         if polls_next and runtime.completes_with_poll and not batch.batch.has_side_effects:
             self._handled = (batch, decisions)
         else:
-            super()._commit(batch, decisions)
+            self._committer.complete(batch, decisions)
 
 
 def pause_after(pause: timedelta, poll_seconds: float) -> float:
@@ -332,55 +346,9 @@ def pause_after(pause: timedelta, poll_seconds: float) -> float:
     return max(pause.total_seconds(), _IDLE_FACTOR * poll_seconds)
 
 
-class Prefetcher(PollLoop):
-    """Polls while fewer than `prefetch` tasks wait to be handled, as one owner for all threads that handle batches.
-
-    Its threads wait for each other with the runtime's `IdleWait`, whose lock guards the batches.
-    """
-
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        super().__init__(runtime, 0)
-        self._waiting: deque[InFlightBatch] = deque()
-
-    def take(self) -> InFlightBatch | None:
-        """Remove a batch, if there is one, under the lock. A stop releases those that are left, with their lease."""
-        if not self._waiting or self._runtime.stopping.is_set():
-            return None
-        self._runtime.idle_wait.wake_decided()  # there is room again
-        return self._waiting.popleft()
-
-    def _capacity(self) -> int:
-        return min(self._runtime.config.size, self._runtime.idle_wait.wait_for(self._room_left, or_end=True))
-
-    def _room_left(self) -> int:
-        left = self._runtime.config.prefetch - sum(len(batch.batch.tasks) for batch in self._waiting)
-        return 0 if self._runtime.stopping.is_set() else max(0, left)
-
-    def _dispatch(self, batch: InFlightBatch) -> None:
-        self._waiting.append(batch)
-        self._runtime.idle_wait.wake_decided()
-
-
-class HandleLoop(Loop):
-    """Handles and commits the batches of a Prefetcher."""
-
-    def __init__(self, runtime: WorkerRuntime, room: int, prefetcher: Prefetcher) -> None:
-        super().__init__(runtime, room)
-        self._prefetcher = prefetcher
-
-    def _work_once(self) -> None:
-        self._go_on()
-        found = self._runtime.idle_wait.wait_for(self._next, or_end=True)
-        if isinstance(found, InFlightBatch) and found.abandoned_for is None:  # else it was abandoned while it waited
-            self._handle(found)
-
-    def _next(self) -> InFlightBatch | bool | None:
-        return self._has_decided() or (self._prefetcher.take() if self._has_room() else None)
-
-
 def loops_of(runtime: WorkerRuntime) -> list[Loop]:
-    """Make the loops of a worker: each polls for itself, or with `prefetch` one polls for the others."""
-    if not runtime.config.prefetch:
-        return [PollLoop(runtime, room) for room in runtime.rooms()]
-    prefetcher = Prefetcher(runtime)
-    return [prefetcher, *(HandleLoop(runtime, room, prefetcher) for room in runtime.rooms())]
+    """Make the loops of a worker. They have room for as many batches as the handler's `open_batches` returns."""
+    workers, open_batches = runtime.config.workers, getattr(runtime.handler, "open_batches", None)
+    total = (open_batches(runtime.config.size) if open_batches else None) or workers
+    ahead = Ahead() if runtime.config.prefetch else None
+    return [Loop(runtime, max(1, total // workers + (place < total % workers)), ahead) for place in range(workers)]

@@ -166,8 +166,8 @@ class WorkerRuntime:
         self.stopping = threading.Event()  # when set, no thread starts another batch
         self.stopped = threading.Event()  # when set, decisions are ignored
         # A batch keeps its token until it is completed, and a poll waits for a token. So with a limiter, a completion
-        # must not wait for the next poll.
-        self.completes_with_poll = config.limiter is None and config.groups is None
+        # must not wait for the next poll. With `prefetch`, the next batch may need no poll.
+        self.completes_with_poll = config.limiter is None and config.groups is None and not config.prefetch
         self.started: datetime | None = None  # by the database's clock
         self._encode: JsonEncoder = json_text
         self.error: BaseException | None = None  # of the limiter, which ended all polls
@@ -231,12 +231,6 @@ class WorkerRuntime:
                     return
                 loop.thread.join(left)
 
-    def rooms(self) -> list[int]:
-        """Return how many batches each loop may have open. The sum is what the handler's `open_batches` returns."""
-        workers, open_batches = self.config.workers, getattr(self.handler, "open_batches", None)
-        total = (open_batches(self.config.size) if open_batches else None) or workers
-        return [max(1, total // workers + (number < total % workers)) for number in range(workers)]
-
     def session(self) -> DatabaseSession:
         """Return a new session with the database."""
         return DatabaseSession(self.connect, self.config.call_limit())
@@ -276,8 +270,6 @@ class WorkerRuntime:
         if self.returned is not None:
             self.returned.note(committed)
         self.counters.ended(tasks, committed.values())
-        if self.config.prefetch and self.returned is not None and not self.counters.in_flight:
-            self.idle_wait.wake()  # the thread that prefetches polls again, and ends the drain
 
     def on_abandoned(self, batch: InFlightBatch) -> None:
         """Count, log and report a batch that was taken away from its handler. Its tasks are polled again later."""

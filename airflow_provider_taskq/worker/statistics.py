@@ -58,11 +58,6 @@ class WorkerCounters:
             _record(recorder, {name: self._counts[name] for name in _RECORDED})
             self._recorders += (recorder,)
 
-    @property
-    def in_flight(self) -> int:
-        """Tasks that are handled or prefetched now."""
-        return self._counts["in_flight"]
-
     def handled(self, seconds: float) -> None:
         """Record that a handler took this many seconds for a batch."""
         for record in self._recorders:

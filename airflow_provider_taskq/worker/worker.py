@@ -39,8 +39,9 @@ class Worker(WorkerConfig):
     :param groups: handles the due tasks of one identifier one after another, each in a batch of its own; see `Groups`.
     :param size: tasks in a batch; one transaction commits one batch.
     :param workers: batches that are handled at a time, each in a thread of its own.
-    :param prefetch: tasks that one thread polls ahead for the others; with 0 each thread polls for itself.
-    :param limiter: limits the batches in flight; several workers may share a limiter.
+    :param prefetch: tasks that a poll claims beyond `size`, for all threads. One thread polls at a time, when none of
+        them is left. With 0 each thread polls for itself.
+    :param limiter: limits the batches that are handled at a time; several workers may share a limiter.
     :param lease: time after which another worker may take over the tasks of this process if it dies.
     :param pause: time between polls that find nothing; `resume` or a notification ends it.
     :param limit: time after which the batch of a slow handler is FAILED and another thread replaces its thread.

@@ -274,9 +274,9 @@ class Working(WorkerListener):
 
     def on_start(self, tasks: Sequence[Task]) -> None:
         """Note the earliest end of the lease under which the worker has just claimed tasks."""
-        # The worker prefetches, so only the thread that calls this method registers leases: it has one or none.
-        now = time.monotonic()
-        until = now + min(self._worker.lease_seconds_left(), default=0.0)
+        # One of the leases of the two threads is that of these tasks, unless it is lost by now.
+        now, left = time.monotonic(), self._worker.lease_seconds_left()
+        until = now + (min(left) if len(left) == 2 else 0.0)
         self._until.update((task.sequence, until) for task in tasks)
 
     def run(self) -> None:

@@ -17,16 +17,17 @@ from tests.worker.conftest import Gate, MakeWorker
 pytestmark = pytest.mark.promise("a worker is stopped")
 
 
-def test_a_prefetcher_keeps_tasks_ready_and_waits_while_its_buffer_is_full(
+def test_a_poll_claims_tasks_ahead_for_all_threads_which_poll_again_when_none_is_left(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     gate = Gate()
     queue.push("work", [f"t{number}" for number in range(20)])
     worker = make_worker(gate, workers=2, prefetch=5)
     worker.start()
-    until(lambda: len(gate.started) == 2 and worker.statistics().in_flight == 7)
-    assert len(queue.held(queue.owners()[0])) == 7
-    assert queue.ready("work", 100) == 13
+    until(lambda: len(gate.started) == 2)
+    assert sorted(len(queue.held(owner)) for owner in queue.owners()) == [0, 6]
+    assert worker.statistics().in_flight == 6
+    assert queue.ready("work", 100) == 14
     gate.open.set()
     until(lambda: worker.statistics().succeeded == 20)
 
