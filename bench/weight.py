@@ -252,7 +252,7 @@ def _parts() -> Iterator[Part]:
     rows = Edit("taskq_internal.end_tasks", None, r", moved AS \(.*RETURNING sequence\)(.*)m\.seq(.*)moved m",
                 r"\1g.seq\2gone g")  # fmt: skip
     yield Part("rows of ended, with its indexes", DRAINS, edits=(rows,))
-    yield Part("checks of decisions", DRAINS, edits=(_does("check_decisions"), _does("check_outputs")))
+    yield Part("checks of decisions", DRAINS, edits=(_does("check_decisions"),))
     waiting = _does("promote_waiting", "RETURN false;"), _does("has_waiting_tasks", "RETURN false;")
     yield Part("looks for waiting tasks", DRAINS, edits=waiting)
     yield Part("advance of the front", DRAINS, edits=(_does("advance_fronts_at_random"),))

@@ -75,36 +75,15 @@ CREATE FUNCTION taskq.poll_batch(p_topic text, p_owner text, p_fence bigint, p_i
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
-    v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
-    v_limit    int := least(p_identifiers, :MAX_TASKS);
-    v_claimed    bigint[] := '{}';
-    v_advanced boolean;
+    v_topic taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
 BEGIN
     IF p_size < -1 THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
             'topic %L: invalid group size %s: expected -1 for all tasks, or 0 or more', p_topic, p_size));
     END IF;
-    IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
-        PERFORM taskq_internal.require_read_committed('poll_batch()');
-        PERFORM taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
-        v_claimed := taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
-                                                nullif(p_size, -1));
-        v_claimed := taskq_internal.cut_claim(v_topic.topic_id, v_owner_id, v_claimed);
-        IF v_topic.probe THEN
-            PERFORM taskq_internal.demote_retries(v_topic.topic_id);
-        END IF;
-        v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, true);
-        IF v_advanced THEN
-            PERFORM taskq_internal.promote_missed(v_topic.topic_id);
-        ELSIF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(v_topic.topic_id)
-            OR taskq_internal.recall_early_tasks(v_topic.topic_id, clock_timestamp()) > 0
-            OR taskq_internal.promote_missed(v_topic.topic_id)) THEN
-            RETURN QUERY SELECT * FROM taskq.poll_batch(p_topic, p_owner, p_fence, p_identifiers, p_size);
-            RETURN;
-        END IF;
-    END IF;
-    RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_claimed);
+    RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, taskq_internal.claim_for_owner(
+        v_topic, p_owner, p_fence, CASE WHEN p_size <> 0 THEN coalesce(p_identifiers, 0) ELSE 0 END,
+        'FIRST_IN_FIRST_OUT', 'BATCH', nullif(p_size, -1)));
 END $$;
 COMMENT ON FUNCTION taskq.poll_batch IS
 'Claims the due tasks of up to p_identifiers identifiers, in polled order, and returns them. It claims at most p_size

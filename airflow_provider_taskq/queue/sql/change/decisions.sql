@@ -20,10 +20,7 @@ DECLARE
     v_topic_id  int;
     v_summaries text[];
 BEGIN
-    PERFORM taskq_internal.check_decisions(p_sequences, p_results);
-    IF p_outputs IS NOT NULL THEN
-        PERFORM taskq_internal.check_outputs(p_sequences, p_outputs);
-    END IF;
+    PERFORM taskq_internal.check_decisions(p_sequences, p_results, p_outputs);
     -- All dependencies, because an index of those that wait has dead entries.
     IF EXISTS (SELECT FROM taskq_internal.dependency) OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe) THEN
         v_topics := taskq_internal.held_topics(v_owner_id, p_sequences);
@@ -67,39 +64,31 @@ BEGIN
         ORDER BY 1);
 END $$;
 
--- Raises TQ002 for invalid decisions: a result outside 0 to 3, a missing result, or two decisions for a task.
-CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Raises TQ002 for invalid decisions: a result outside 0 to 3, a missing result, two decisions for a task, or an output
+-- that a client could not read.
+CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results smallint[], p_outputs text[])
+RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_sequence bigint;
-    v_again    boolean;
+    v_reason text;
 BEGIN
     -- One cheap test for all; the query below finds the task for the error.
     IF :FAILURE <= ALL (p_results) AND :SUCCESS >= ALL (p_results) AND cardinality(p_results) = cardinality(p_sequences)
-       AND (SELECT count(DISTINCT u.sequence) = count(*) FROM (SELECT unnest(p_sequences) AS sequence) u) THEN
+       AND (SELECT count(DISTINCT u.sequence) = count(*) FROM (SELECT unnest(p_sequences) AS sequence) u)
+       AND NOT EXISTS (SELECT FROM unnest(p_outputs) AS u (output)
+                       WHERE taskq_internal.has_unstorable_escape(u.output)) THEN
         RETURN;
     END IF;
-    SELECT u.sequence, u.result BETWEEN :FAILURE AND :SUCCESS INTO v_sequence, v_again
-    FROM (SELECT n.sequence, n.result, count(*) OVER (PARTITION BY n.sequence) AS decisions
-          FROM unnest(p_sequences, p_results) AS n (sequence, result)) u
-    WHERE (u.sequence IS NOT NULL AND u.result BETWEEN :FAILURE AND :SUCCESS AND u.decisions = 1) IS NOT TRUE
-    ORDER BY 2 NULLS FIRST LIMIT 1;
+    SELECT format(u.reason, u.sequence) INTO v_reason FROM (
+        SELECT n.sequence, CASE
+            WHEN (n.sequence IS NOT NULL AND n.result BETWEEN :FAILURE AND :SUCCESS) IS NOT TRUE
+                THEN 'the decision on sequence %s has an invalid result: expected 0 to 3'
+            WHEN count(*) OVER (PARTITION BY n.sequence) > 1 THEN 'the task of sequence %s is decided twice in one call'
+            WHEN taskq_internal.has_unstorable_escape(n.output)
+                THEN 'the message of the decision on sequence %s holds a NUL or a lone surrogate' END AS reason
+        FROM unnest(p_sequences, p_results, p_outputs) AS n (sequence, result, output)) u
+    WHERE u.reason IS NOT NULL ORDER BY u.sequence LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002', format(CASE WHEN v_again AND v_sequence IS NOT NULL
-            THEN 'the task of sequence %s is decided twice in one call'
-            ELSE 'the decision on sequence %s has an invalid result: expected 0 to 3' END, v_sequence));
-    END IF;
-END $$;
-
--- Raises TQ002 for an output that a client could not read. The error names the task.
-CREATE FUNCTION taskq_internal.check_outputs(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_sequence bigint := (SELECT min(u.sequence) FROM unnest(p_sequences, p_outputs) AS u (sequence, output)
-                          WHERE taskq_internal.has_unstorable_escape(u.output));
-BEGIN
-    IF v_sequence IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ002', format(
-            'the message of the decision on sequence %s holds a NUL or a lone surrogate', v_sequence));
+        PERFORM taskq_internal.raise_error('TQ002', v_reason);
     END IF;
 END $$;
 
@@ -207,28 +196,23 @@ END $$;
 
 -- Returns the delay after p_attempts recorded failures, without jitter: min(base * factor ^ (attempts - 1), max_delay).
 -- Returns NULL if no attempts are left, or if p_elapsed, the sum of the delays so far, has reached max_elapsed: the
--- task then fails.
+-- task then fails. Compares logarithms first, because the power may overflow.
 CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int, p_elapsed interval)
 RETURNS interval LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_base float8;
+    v_log  float8;
 BEGIN
     IF p_attempts >= p_topic.max_attempts OR coalesce(p_elapsed, interval '0') >= p_topic.max_elapsed THEN
         RETURN NULL;
     END IF;
-    RETURN taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
+    v_base := extract(epoch FROM p_topic.base);
+    v_log := (p_attempts - 1) * ln(p_topic.factor);
+    RETURN CASE
+        WHEN v_base = 0 OR v_log < -700 THEN interval '0'
+        WHEN v_log > ln(greatest(extract(epoch FROM p_topic.max_delay), 1e-6) / v_base) THEN p_topic.max_delay
+        ELSE least(make_interval(secs => v_base * power(p_topic.factor, p_attempts - 1)), p_topic.max_delay) END;
 END $$;
-
--- Returns min(base * factor ^ (attempts - 1), max_delay). Compares logarithms first, because the power may overflow.
-CREATE FUNCTION taskq_internal.backoff_delay(p_base interval, p_factor double precision, p_max interval, p_attempts int)
-RETURNS interval LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE
-        WHEN p_base = interval '0' THEN interval '0'
-        WHEN (p_attempts - 1) * ln(p_factor) > ln(greatest(extract(epoch FROM p_max), 1e-6)::float8 / extract(epoch
-                FROM p_base)::float8)
-            THEN p_max
-        WHEN (p_attempts - 1) * ln(p_factor) < -700 THEN interval '0'
-        ELSE least(make_interval(secs => extract(epoch FROM p_base)::float8 * power(p_factor, p_attempts - 1)),
-                   p_max) END
-$$;
 
 -- Raises TQ004 for tasks that the owner does not hold now. The error names the first few of these tasks.
 CREATE FUNCTION taskq_internal.raise_not_held(p_owner text, p_fence bigint, p_sequences bigint[], p_done bigint[])

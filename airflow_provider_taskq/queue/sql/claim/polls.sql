@@ -1,9 +1,11 @@
 -- Poll: hands out tasks by priority, then by age, each to one owner. A poll never waits, and never returns more tasks
 -- than requested. A poll of batches hands out all due tasks of an identifier together.
 
--- Claims tasks for an owner. Checks the lease (TQ005), the order and the condition first.
+-- Claims tasks for an owner. Checks the lease (TQ005), the order and the condition first. Under BATCH it claims the
+-- groups of p_size identifiers, and up to p_each tasks of each, or with p_each NULL all of them.
 CREATE FUNCTION taskq_internal.claim_for_owner(
-    p_topic taskq_internal.topic, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text
+    p_topic taskq_internal.topic, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text,
+    p_each int DEFAULT 0
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
@@ -13,7 +15,7 @@ DECLARE
     v_claimed    bigint[];
     v_advanced boolean;
 BEGIN
-    IF NOT coalesce(p_order = 'FIRST_IN_FIRST_OUT' AND p_condition = 'NONE', false) THEN  -- saves a call in most polls
+    IF p_each = 0 AND (p_order = 'FIRST_IN_FIRST_OUT' AND p_condition = 'NONE') IS NOT TRUE THEN  -- spares most polls
         PERFORM taskq_internal.check_order_and_condition(p_order, p_condition);
     END IF;
     IF p_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
@@ -25,8 +27,12 @@ BEGIN
     v_waited := taskq_internal.promote_waiting(p_topic, v_size, v_lifo, p_condition);  -- PERFORM costs a statement
     v_claimed := CASE WHEN p_condition = 'NONE'
                         THEN taskq_internal.claim_first_due(p_topic.topic_id, v_owner_id, v_size, v_lifo)
-                    ELSE taskq_internal.claim_turns(p_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
+                    ELSE taskq_internal.claim_turns(
+                        p_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition, p_each) END;
     v_claimed := taskq_internal.cut_claim(p_topic.topic_id, v_owner_id, v_claimed);
+    IF p_topic.probe AND p_condition = 'BATCH' THEN
+        PERFORM taskq_internal.demote_retries(p_topic.topic_id);
+    END IF;
     v_advanced := taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo,
                 p_condition <> 'NONE');
     IF v_advanced THEN  -- a topic may have no poll that finds nothing
@@ -34,7 +40,7 @@ BEGIN
     ELSIF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(p_topic.topic_id)
         OR taskq_internal.recall_early_tasks(p_topic.topic_id, clock_timestamp()) > 0
         OR taskq_internal.promote_missed(p_topic.topic_id)) THEN
-        RETURN taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
+        RETURN taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition, p_each);
     END IF;
     RETURN v_claimed;
 END $$;
