@@ -134,48 +134,54 @@ CREATE FUNCTION taskq_internal.offer_distinct(
 DECLARE
     v_now     timestamptz := clock_timestamp();
     v_waiting bigint[] := taskq_internal.waiting_tasks(p_topic.topic_id, p_identifiers, p_if_exists = 'ignore_held');
-    v_states  smallint[] := ARRAY(SELECT CASE WHEN u.sequence IS NULL THEN :READY ELSE :NOT_STORED END
-                                  FROM unnest(v_waiting) WITH ORDINALITY AS u (sequence, place) ORDER BY u.place);
     v_new     bigint[];
-    v_offer   record;
+    v_changed bigint[];
 BEGIN
-    IF :READY = ANY (v_states) THEN
+    IF array_position(v_waiting, NULL) IS NOT NULL THEN
         PERFORM taskq_internal.announce_push();
         v_now := clock_timestamp();
-        v_new := taskq_internal.draw_sequences(cardinality(v_states));
-        PERFORM taskq_internal.store_tasks(p_topic, v_now, v_new, p_identifiers, p_payloads, p_references, NULL,
-                                           p_available_at, p_delays, p_ttls, p_priorities, v_states);
+        v_new := taskq_internal.draw_sequences(cardinality(v_waiting));
+        PERFORM taskq_internal.store_tasks(
+            p_topic, v_now, v_new, p_identifiers, p_payloads, p_references, NULL, p_available_at, p_delays, p_ttls,
+            p_priorities, ARRAY(SELECT CASE WHEN u.sequence IS NULL THEN :READY ELSE :NOT_STORED END::smallint
+                                FROM unnest(v_waiting) WITH ORDINALITY AS u (sequence, place) ORDER BY u.place));
     END IF;
-    sequences := ARRAY(SELECT coalesce(u.waiting, u.new) FROM unnest(v_waiting, v_new) WITH ORDINALITY
-                       AS u (waiting, new, place) ORDER BY u.place);
-    outcomes := ARRAY(SELECT CASE u.state WHEN :READY THEN 'CREATED' ELSE 'IGNORED' END
-                      FROM unnest(v_states) WITH ORDINALITY AS u (state, place) ORDER BY u.place);
-    IF p_if_exists <> 'update' OR :READY = ALL (v_states) THEN
-        RETURN;
+    IF p_if_exists = 'update' AND array_remove(v_waiting, NULL) <> '{}' THEN
+        WITH changed AS MATERIALIZED (
+            SELECT n.sequence, n.payload, n.reference, n.ttl, coalesce(n.priority, 0) AS priority, d.due
+            FROM unnest(v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities)
+                 AS n (sequence, payload, reference, available_at, delay, ttl, priority)
+            JOIN taskq_internal.task t ON t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_waiting)
+                AND t.sequence = n.sequence
+            JOIN taskq_internal.live l ON l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_waiting)
+                AND l.sequence = n.sequence
+            CROSS JOIN LATERAL (
+                SELECT coalesce(n.available_at, v_now + n.delay, least(l.available_at, v_now)) AS due) d
+            WHERE (t.payload::text, t.reference, t.ttl, t.priority::int, l.available_at)
+                IS DISTINCT FROM (n.payload, n.reference, n.ttl, coalesce(n.priority, 0), d.due)
+        ), pushed AS (
+            UPDATE taskq_internal.task t SET payload = c.payload::json, reference = c.reference, ttl = c.ttl,
+                priority = c.priority, due = c.due
+            FROM changed c
+            WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_waiting) AND t.sequence = c.sequence
+        ), placed AS (
+            UPDATE taskq_internal.live l SET priority = c.priority, late = true, available_at = c.due FROM changed c
+            WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_waiting) AND l.sequence = c.sequence
+            RETURNING l.sequence)
+        SELECT array_agg(p.sequence) INTO v_changed FROM placed p;
     END IF;
-    FOR v_offer IN
-        SELECT n.place, n.sequence, n.payload, n.reference, n.ttl, coalesce(n.priority, 0) AS priority, d.due
-        FROM unnest(v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities)
-             WITH ORDINALITY AS n (sequence, payload, reference, available_at, delay, ttl, priority, place)
-        CROSS JOIN LATERAL (SELECT t.* FROM taskq_internal.task t
-                            WHERE t.topic_id = p_topic.topic_id AND t.sequence = n.sequence OFFSET 0) t
-        CROSS JOIN LATERAL (SELECT l.available_at FROM taskq_internal.live l
-                            WHERE l.topic_id = p_topic.topic_id AND l.sequence = n.sequence OFFSET 0) l
-        CROSS JOIN LATERAL (SELECT coalesce(n.available_at, v_now + n.delay, least(l.available_at, v_now)) AS due) d
-        WHERE (t.payload::text, t.reference, t.ttl, t.priority::int, l.available_at)
-            IS DISTINCT FROM (n.payload, n.reference, n.ttl, coalesce(n.priority, 0), d.due)
-    LOOP
-        UPDATE taskq_internal.task SET payload = v_offer.payload::json, reference = v_offer.reference,
-            ttl = v_offer.ttl, priority = v_offer.priority, due = v_offer.due
-        WHERE topic_id = p_topic.topic_id AND task.sequence = v_offer.sequence;
-        UPDATE taskq_internal.live SET priority = v_offer.priority, late = true, available_at = v_offer.due
-        WHERE topic_id = p_topic.topic_id AND live.sequence = v_offer.sequence;
-        outcomes[v_offer.place] := 'UPDATED';
-    END LOOP;
-    IF 'UPDATED' = ANY (outcomes) THEN
+    IF v_changed IS NOT NULL THEN
         PERFORM taskq_internal.add_fronts(p_topic.topic_id, coalesce(p_priorities, '{0}'));
-        PERFORM taskq.notify(p_topic.name) WHERE p_topic.notify;  -- a task may be due earlier
+        IF p_topic.notify THEN  -- a task may be due earlier
+            PERFORM taskq_internal.notify('taskq', p_topic.name);
+        END IF;
     END IF;
+    SELECT array_agg(coalesce(u.waiting, u.new) ORDER BY u.place), array_agg(
+        CASE WHEN u.waiting IS NULL THEN 'CREATED' WHEN c.sequence IS NULL THEN 'IGNORED' ELSE 'UPDATED' END
+        ORDER BY u.place)
+    INTO sequences, outcomes
+    FROM unnest(v_waiting, v_new) WITH ORDINALITY AS u (waiting, new, place)
+    LEFT JOIN unnest(v_changed) AS c (sequence) ON c.sequence = u.waiting;
 END $$;
 
 -- Locks the newest waiting task of each identifier, and returns their sequences in input order, with NULL for an

@@ -16,7 +16,7 @@ FROM (VALUES
     ('lookup', '-seqscan -bitmapscan -hashjoin -mergejoin', 'SET plan_cache_mode = force_generic_plan', ''),
     -- Joins of rows with long arrays.
     ('arrays', '-seqscan -nestloop +hashjoin -mergejoin', 'SET plan_cache_mode = force_generic_plan',
-     'complete held cancel change_waiting reassign junction release_groups_once watch_groups install_ticks
+     'complete held offer_many cancel change_waiting reassign junction release_groups_once watch_groups install_ticks
       uninstall_ticks'),
     -- Two tables in the order of their sequences. work_mem keeps 50,000 rows out of temporary files.
     ('slice', '-seqscan -bitmapscan -nestloop -hashjoin',

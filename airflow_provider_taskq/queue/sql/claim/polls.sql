@@ -5,7 +5,7 @@
 -- groups of p_size identifiers, and up to p_each tasks of each, or with p_each NULL all of them.
 CREATE FUNCTION taskq_internal.claim_for_owner(
     p_topic taskq_internal.topic, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text,
-    p_each int DEFAULT 0
+    p_each int DEFAULT -1
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
@@ -15,7 +15,7 @@ DECLARE
     v_claimed    bigint[];
     v_advanced boolean;
 BEGIN
-    IF p_each = 0 AND (p_order = 'FIRST_IN_FIRST_OUT' AND p_condition = 'NONE') IS NOT TRUE THEN  -- spares most polls
+    IF p_each = -1 AND (p_order = 'FIRST_IN_FIRST_OUT' AND p_condition = 'NONE') IS NOT TRUE THEN  -- spares most polls
         PERFORM taskq_internal.check_order_and_condition(p_order, p_condition);
     END IF;
     IF p_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
