@@ -253,7 +253,7 @@ def _parts() -> Iterator[Part]:
                 r"\1g.seq\2gone g")  # fmt: skip
     yield Part("rows of ended, with its indexes", DRAINS, edits=(rows,))
     yield Part("checks of decisions", DRAINS, edits=(_does("check_decisions"),))
-    waiting = _does("promote_waiting", "RETURN false;"), _does("has_waiting_tasks", "RETURN false;")
+    waiting = (_does("promote_waiting", "RETURN false;"),)
     yield Part("looks for waiting tasks", DRAINS, edits=waiting)
     yield Part("advance of the front", DRAINS, edits=(_does("advance_fronts_at_random"),))
 
