@@ -83,8 +83,12 @@ class RetryPolicy:
             raise InvalidArgument(f"invalid factor {self.factor} of a retry policy: expected a number above 0")
         if attempts >= self.max_attempts:
             return None
-        if self.max_elapsed is not None and self._elapsed_before(attempts) >= _microseconds(self.max_elapsed):
-            return None
+        if self.max_elapsed is not None:
+            elapsed, number = _ZERO, 1  # the database keeps this sum in the row of the task
+            while elapsed < self.max_elapsed and number < attempts:
+                elapsed, number = elapsed + self._growing_delay(number), number + 1
+            if elapsed >= self.max_elapsed:
+                return None
         return self._growing_delay(attempts)
 
     def _growing_delay(self, attempts: int) -> timedelta:
@@ -95,35 +99,6 @@ class RetryPolicy:
         if not self.max_delay or growth > math.log(self.max_delay / self.base):
             return self.max_delay
         return min(self.base * self.factor ** (attempts - 1), self.max_delay)
-
-    def _elapsed_before(self, attempts: int) -> float:
-        # The sum of the earlier delays in microseconds. The database keeps this sum in the row of the task.
-        count, base, longest = attempts - 1, _microseconds(self.base), _microseconds(self.max_delay)
-        if not base or not longest:
-            return 0.0
-        if self.factor == 1:
-            return count * min(base, longest)
-        # All delays from this one on are max_delay, or all before it if the delays shrink.
-        crossing = min(max(math.ceil(math.log(longest / base) / math.log(self.factor)), 0), count)
-        if self.factor > 1:
-            return base * _sum_of_powers(self.factor, crossing) + (count - crossing) * longest
-        shrunk = base * self.factor**crossing
-        return crossing * longest + shrunk * _sum_of_powers(self.factor, count - crossing)
-
-
-def _microseconds(duration: timedelta) -> float:
-    return float(duration // timedelta(microseconds=1))
-
-
-def _sum_of_powers(factor: float, count: int) -> float:
-    # 1 + factor + ... + factor ** (count - 1). Each bit of `count` doubles the number of powers, so the loop is short
-    # for billions. The quotient (factor ** count - 1) / (factor - 1) is inexact for factors near 1.
-    total, power = 0.0, 1.0
-    for bit in f"{count:b}":
-        total, power = total * (1 + power), power * power
-        if bit == "1":
-            total, power = total + power, power * factor
-    return total
 
 
 @dataclass(frozen=True)
