@@ -92,8 +92,8 @@ def _connection_type() -> dict[str, Any]:
             },
             "listen": {
                 "label": "Listen for notifications",
-                "description": "Whether the triggerer receives notifications on a second connection, and checks a "
-                "topic immediately after a change (default off). Leave it off behind a transaction pooler.",
+                "description": "Whether the triggerer receives notifications, and checks a topic "
+                "immediately after a change (default off). Leave it off behind a transaction pooler.",
                 "schema": {"type": ["boolean", "null"]},
             },
         },

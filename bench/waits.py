@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue, connect
-from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait
+from airflow_provider_taskq.queue.waits import JunctureWait, ReadyWait
 from airflow_provider_taskq.triggers.watcher import get_watcher
 from bench.rig import Rig
 from demo.airflow_site import connection_json

@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook, TaskQConnectionError, TaskQHook
+    from airflow_provider_taskq.hooks.taskq import TaskQConnectionError, TaskQHook
 
-__all__ = ["TaskQAsyncHook", "TaskQConnectionError", "TaskQHook"]
+__all__ = ["TaskQConnectionError", "TaskQHook"]
 
 
 def __getattr__(name: str) -> Any:

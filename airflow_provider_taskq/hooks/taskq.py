@@ -1,12 +1,10 @@
-"""The hooks: TaskQHook for workers, and TaskQAsyncHook for the event loop of the triggerer."""
+"""The hook of the queue."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import psycopg
-from airflow.providers.common.compat.connection import get_async_connection
 from airflow.providers.common.compat.sdk import AirflowException, NoOpCollector, get_hook_lineage_collector
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.rows import TupleRow, tuple_row
@@ -19,7 +17,7 @@ from airflow_provider_taskq.queue.addresses import INVALID_TEXT, connection_defa
 from airflow_provider_taskq.queue.connection import QueueConnection
 from airflow_provider_taskq.queue.encoding import JsonDefault, json_dumps
 from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
-from airflow_provider_taskq.queue.session_settings import other_settings, set_needed, set_statement
+from airflow_provider_taskq.queue.session_settings import set_needed
 
 # DbApiHook reads these from a connection's extra. libpq rejects them as unknown options.
 _DB_API_OPTIONS = {
@@ -63,8 +61,6 @@ class TaskQHook(PostgresHook):
     conn_type = "taskq"
     hook_name = "TaskQ"
     ignored_extra_options = PostgresHook.ignored_extra_options | _DB_API_OPTIONS | {"listen"}
-
-    _connect: Callable[..., Any] = staticmethod(QueueConnection.connect)
 
     def __init__(
         self, *args: Any, log_sql: bool = False, json_default: JsonDefault | None = None, **kwargs: Any
@@ -124,6 +120,10 @@ class TaskQHook(PostgresHook):
         host, port = connection.host or "localhost", connection.port or DEFAULT_PORT
         return create_asset(host=host, port=port, database=self.database, topic=topic).uri
 
+    def wants_notifications(self) -> bool:
+        """Return whether the extra has `listen: true`, so that the triggerer may LISTEN."""
+        return str(self.connection.extra_dejson.get("listen", False)).lower() in {"true", "1", "yes", "on"}
+
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the stub says None, the hook does this
         """Return whether the server answers and has the schema of this release, together with a message."""
         # Airflow tests a form under a temporary connection id, so the messages do not contain it.
@@ -143,7 +143,7 @@ class TaskQHook(PostgresHook):
         # A form leaves fields empty. They must not override the defaults.
         given = {name: value for name, value in conn_args.items() if value is not None and value != ""}
         self.hosts = given_hosts("", given)
-        return self._connect(**{**_DEFAULTS, **connection_defaults("", given), **given})
+        return QueueConnection.connect(**{**_DEFAULTS, **connection_defaults("", given), **given})
 
     def _get_cursor_config(self, raw_cursor: str) -> tuple[str, Any]:  # noqa: ARG002  PostgresHook's signature
         # The queue needs tuples, even if the connection sets another row factory for other hooks.
@@ -158,35 +158,3 @@ class TaskQHook(PostgresHook):
             raise TaskQConnectionError(self.get_conn_id(), first_line(error)) from None
         except UnicodeError:
             raise TaskQConnectionError(self.get_conn_id(), INVALID_TEXT) from None
-
-
-class TaskQAsyncHook(TaskQHook):
-    """A TaskQHook for an event loop: reads the Airflow connection and connects without blocking the loop."""
-
-    # PostgresHook only assembles the arguments here. If it connected, a cancelled caller would lose the coroutine.
-    _connect: Callable[..., Any] = staticmethod(dict)
-
-    def get_conn(self) -> NoReturn:
-        """Raise TypeError, because this hook has no blocking connection."""
-        raise TypeError("TaskQAsyncHook has no get_conn(): use get_async_conn(), or TaskQHook")
-
-    async def get_async_conn(self) -> psycopg.AsyncConnection[TupleRow]:
-        """Open a new connection in autocommit mode. Raises the errors of `TaskQHook.get_conn`."""
-        self._connection = await get_async_connection(self.get_conn_id(), hook=type(self))
-        with self._connection_errors():
-            # In a thread: PostgresHook may request a token from a cloud provider.
-            given: Any = await asyncio.to_thread(PostgresHook.get_conn, self)
-            connection = await psycopg.AsyncConnection.connect(**{**given, "autocommit": True})
-            try:
-                if settings := other_settings(connection):
-                    await connection.execute(set_statement(settings))
-            except BaseException:  # also a cancellation: it would leave the connection open
-                await connection.close()
-                raise
-            return connection
-
-    async def wants_notifications(self) -> bool:
-        """Return whether the extra has `listen: true`, so that the triggerer may LISTEN on a second connection."""
-        connection = await get_async_connection(self.get_conn_id(), hook=type(self))
-        extra = await asyncio.to_thread(lambda: connection.extra_dejson)
-        return str(extra.get("listen", False)).lower() in {"true", "1", "yes", "on"}

@@ -15,7 +15,6 @@ from airflow_provider_taskq.queue.encoding import JsonEncoder, interval_text, mo
 from airflow_provider_taskq.queue.errors import (
     InvalidArgument,
     InvalidTask,
-    UnknownTopic,
     error_summary,
     trace_text,
 )
@@ -39,14 +38,14 @@ from airflow_provider_taskq.queue.policies import (
     policy_fields,
 )
 from airflow_provider_taskq.queue.push import PushMixin
-from airflow_provider_taskq.queue.topic_status import MAX_COUNT, TOPIC_STATUS_QUERY, TopicStatus
+from airflow_provider_taskq.queue.waits import WaitMixin
 
 _FIVE_MINUTES = timedelta(minutes=5)
 _ZERO = timedelta(0)
 _OWNER = model_row(Owner)
 
 
-class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
+class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin, WaitMixin):
     """The queue in the database that a `psycopg.Connection` reaches.
 
     Every verb runs in the caller's transaction and never commits: push inside the transaction that writes your
@@ -348,15 +347,6 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
         method before you stop, and poll again after a pause while it returns True.
         """
         return self._flag("SELECT taskq.has_unclaimed(%s::text, %s::text)", (topic, Condition(condition)))
-
-    def topic_status(
-        self, topic: str, condition: Condition | str = Condition.NONE, cap: int = MAX_COUNT
-    ) -> TopicStatus:
-        """Count a topic's unfinished tasks by what keeps them from being polled, each status up to `cap`."""
-        rows = self._rows(TOPIC_STATUS_QUERY, ([topic], [Condition.of(condition)], cap))
-        if not rows:
-            raise UnknownTopic(f"topic {topic!r} does not exist; create it with create_topic")
-        return TopicStatus(topic, *rows[0][1:])
 
     # Complete
 

@@ -3,16 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import LiteralString
 
 MAX_COUNT = 1000
 """Where the counts stop."""
-
-TOPIC_STATUS_QUERY: LiteralString = (
-    "SELECT position, ready, scheduled, retrying, blocked, paused, running, topic_paused, paused_by, paused_since"
-    " FROM taskq.topic_status(%b::text[], %b::text[], %s::int)"
-)
-"""Returns one row for each existing topic. The arguments are topics, their conditions, and MAX_COUNT."""
 
 _NAMED = 10  # identifiers that a sentence names at most
 

@@ -23,8 +23,8 @@ from airflow_provider_taskq.operators.base import TaskQHookMixin
 from airflow_provider_taskq.queue import UnknownTopic
 from airflow_provider_taskq.queue.errors import first_line
 from airflow_provider_taskq.queue.faults import classify
-from airflow_provider_taskq.triggers.wait_queries import describe_wait
-from airflow_provider_taskq.triggers.waits import Wait, WaitLog, unknown_topic_error
+from airflow_provider_taskq.queue.waits import Wait, describe_wait, unknown_topic_error
+from airflow_provider_taskq.triggers.wait_log import WaitLog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -287,9 +287,9 @@ class SensorWaitLog:
     def log_status(self) -> None:
         """Log what the gate waits for, if that has changed."""
         with self._get_hook().transaction() as queue:
-            description, status = describe_wait(queue, self._wait)
+            description = describe_wait(queue, self._wait)
         self._log.log_recovery()
-        self._log.log_status(description, status)
+        self._log.log_status(description)
         self._save()
 
     def try_log_status(self) -> None:
@@ -314,7 +314,7 @@ class SensorWaitLog:
         """Return a sentence that says what the gate waits for now, or why that is unknown."""
         try:
             with self._get_hook().transaction() as queue:
-                return describe_wait(queue, self._wait)[0]
+                return describe_wait(queue, self._wait)
         except Exception as error:  # noqa: BLE001  this is part of the message of another error
             return f"The last check failed: {first_line(error)}"
 

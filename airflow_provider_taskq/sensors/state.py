@@ -7,9 +7,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException, XComArg
 
 from airflow_provider_taskq.parameters import parse_identifiers
 from airflow_provider_taskq.queue import State
+from airflow_provider_taskq.queue.waits import check_wait
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
 from airflow_provider_taskq.triggers.state import TaskQStateTrigger, count_states, failed_states_message
-from airflow_provider_taskq.triggers.wait_queries import check_wait
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -65,7 +65,7 @@ class TaskQStateSensor(TaskQBaseSensor):
         Raises AirflowFailException if a task is in a failed state.
         """
         with self.hook.transaction() as queue:
-            states = check_wait(queue.conn, self._trigger(context).wait)
+            states = check_wait(queue, self._trigger(context).wait)
         if states is None:
             return None
         if message := failed_states_message(self.topic, states, self.failed_states):

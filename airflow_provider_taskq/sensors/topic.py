@@ -13,9 +13,9 @@ from airflow_provider_taskq.parameters import (
 )
 from airflow_provider_taskq.queue import Condition, Order
 from airflow_provider_taskq.queue.arguments import DurationLike
+from airflow_provider_taskq.queue.waits import check_wait
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
 from airflow_provider_taskq.triggers.topic import TaskQTrigger
-from airflow_provider_taskq.triggers.wait_queries import check_wait
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -104,7 +104,7 @@ class TaskQSensor(TaskQBaseSensor):
         if size is not None:
             return self._claim(trigger, size, context)
         with self.hook.transaction() as queue:
-            ready = check_wait(queue.conn, trigger.wait)
+            ready = check_wait(queue, trigger.wait)
         return None if ready is None else {"topic": self.topic, "ready": ready}
 
     def _trigger(self, context: "Context", **kwargs: Any) -> TaskQTrigger:  # noqa: ARG002  of the base class

@@ -14,7 +14,8 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.parameters import logical_task_name
 from airflow_provider_taskq.queue import InvalidArgument, TaskQueueError
-from airflow_provider_taskq.triggers.waits import Wait, WaitLog
+from airflow_provider_taskq.queue.waits import Wait
+from airflow_provider_taskq.triggers.wait_log import WaitLog
 from airflow_provider_taskq.triggers.watcher import get_watcher
 
 log = logging.getLogger(__name__)

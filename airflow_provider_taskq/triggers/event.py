@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_taskq.queue import TaskQueueError, UnknownTopic
+from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
-from airflow_provider_taskq.triggers.waits import QueryResult, ReadyWait
+from airflow_provider_taskq.queue.waits import Found, ReadyWait
 from airflow_provider_taskq.triggers.watcher import get_watcher
 
 if TYPE_CHECKING:
@@ -134,10 +134,8 @@ class TaskQEventTrigger(BaseEventTrigger):
                 wait = ReadyWait(*arguments, poll_interval=self.poll_interval)
                 ready = await get_watcher(self.taskq_conn_id).wait_for(wait)
             except (AirflowException, TaskQueueError) as error:
-                # The message for a dropped topic changes at the next check, but the error is the same.
-                text = UnknownTopic.__name__ if isinstance(error, UnknownTopic) else str(error)
-                if text != logged_error:
-                    logged_error = text
+                if str(error) != logged_error:
+                    logged_error = str(error)
                     log.warning("Cannot check for events, will retry: topic=%s error=%s", self.topic, error)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
@@ -201,14 +199,14 @@ class NewTasksWait(ReadyWait):
     max_wait: float | None = math.inf  # not None, so that the watcher measures the age, which never ends the wait
     since: float = 0.0
 
-    def outcome(self, results: Sequence[QueryResult]) -> int | None:
+    def outcome(self, found: Sequence[Found]) -> int | None:
         """Return how many tasks are ready, once all of them are new."""
-        ready = ReadyWait.outcome(self, results)
-        (result,) = results
+        ready = ReadyWait.outcome(self, found)
+        ((_, waited, checked_at),) = found
         # The server measures the age of the oldest ready task after the check began. So the task became ready no
         # earlier than the start of the check minus its age, and a slow answer makes no old task look new. A slow check
         # may make a new task look old. A faster check finds that task later, or the cooldown ends the wait.
-        return ready if result.waited is not None and result.waited < result.started_at - self.since else None
+        return ready if waited is not None and waited < checked_at - self.since else None
 
 
 def has_shared_streams() -> bool:

@@ -32,9 +32,9 @@ from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import first_line
 from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.queue.metrics import COMPLETED, LEASE_LOST, POLLED
+from airflow_provider_taskq.queue.waits import ReadyWait, unknown_topic_error
 from airflow_provider_taskq.triggers.event_debouncer import EventBatch, EventDebouncer
 from airflow_provider_taskq.triggers.queue_thread import QueueThread
-from airflow_provider_taskq.triggers.waits import ReadyWait, unknown_topic_error
 from airflow_provider_taskq.triggers.watcher import get_watcher
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class EventStreamProducer(SharedStreamProducer):
         self._debouncer = EventDebouncer(config.cooldown, config.closing_events)
         self._backoff = self._new_backoff()
         self._logged_error: str | None = None
-        self._topic_existed = False
         self._held_unknown = True  # the owner may hold tasks that are not in flight
         self._drained = True  # the last poll returned fewer tasks than requested
         self._standby_logged = False
@@ -254,7 +253,7 @@ class EventStreamProducer(SharedStreamProducer):
     async def _pause_after(self, error: Exception, backoff: Backoff) -> None:
         """Log an error if it is new, and sleep."""
         if isinstance(error, UnknownTopic):
-            error = unknown_topic_error(self._config.topic, existed=self._topic_existed)
+            error = unknown_topic_error(self._config.topic)
         text = first_line(error)
         if text != self._logged_error:
             self._logged_error = text
@@ -265,7 +264,6 @@ class EventStreamProducer(SharedStreamProducer):
     def _record_success(self) -> None:
         """Reset the back-off after a successful check or poll of the topic."""
         self._backoff.reset()
-        self._topic_existed = True
         if self._logged_error is not None:
             self._logged_error = None
             log.info("Can claim for events again: topic=%s", self._config.topic)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from airflow_provider_taskq.parameters import parse_groups
+from airflow_provider_taskq.queue.waits import JunctureWait
 from airflow_provider_taskq.triggers.base import TaskQBaseTrigger
-from airflow_provider_taskq.triggers.waits import JunctureWait
 
 
 class TaskQJunctureTrigger(TaskQBaseTrigger):

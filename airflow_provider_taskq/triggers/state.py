@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from airflow_provider_taskq.parameters import parse_identifiers
+from airflow_provider_taskq.queue.waits import StateWait
 from airflow_provider_taskq.triggers.base import TaskQBaseTrigger
-from airflow_provider_taskq.triggers.waits import StateWait
 
 _NAMED_IDENTIFIERS = 10  # in a message
 

@@ -16,10 +16,9 @@ from airflow_provider_taskq.parameters import parse_duration, parse_int, parse_o
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.claims import Claim, held_sequences
 from airflow_provider_taskq.queue.metrics import POLLED
+from airflow_provider_taskq.queue.waits import ReadyWait, check_wait
 from airflow_provider_taskq.triggers.base import TaskQBaseTrigger
 from airflow_provider_taskq.triggers.queue_thread import QueueThread, per_event_loop, permanent_error
-from airflow_provider_taskq.triggers.wait_queries import check_wait
-from airflow_provider_taskq.triggers.waits import ReadyWait
 from airflow_provider_taskq.triggers.watcher import get_watcher
 
 log = logging.getLogger(__name__)
@@ -34,8 +33,8 @@ class TaskQTrigger(TaskQBaseTrigger):
     worker. A triggerer that takes the trigger over finds the claim again, because the owner is the logical task.
 
     All triggers of a process on one Airflow connection share one database connection and one query per check. With
-    `listen: true` in the extra, notifications wake them over a second connection. Claims use another connection, which
-    is open while gates claim. A lost connection is replaced. An unknown topic or a missing schema ends the wait.
+    `listen: true` in the extra, notifications wake them. Claims use another connection, which is open while gates
+    claim. A lost connection is replaced. An unknown topic or a missing schema ends the wait.
 
     The event has `"status": "ready"` and the value that the gate returns, or the status `error` and a `message`.
 
@@ -196,7 +195,7 @@ class ClaimRequest:
         return Claim(self.topic, owner.name, owner.fence, claimed), takeover
 
     def _count_ready(self, queue: TaskQueue) -> int | None:
-        return check_wait(queue.conn, ReadyWait(self.topic, self.min_tasks, self.condition.value, self.max_wait))
+        return check_wait(queue, ReadyWait(self.topic, self.min_tasks, self.condition.value, self.max_wait))
 
 
 class ClaimExecutor:

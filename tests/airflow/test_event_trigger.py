@@ -16,11 +16,10 @@ from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTr
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.queue.waits import Found
 from airflow_provider_taskq.queues.taskq import TaskQMessageQueueProvider
 from airflow_provider_taskq.triggers import event as event_module
 from airflow_provider_taskq.triggers.event import NewTasksWait, TaskQEventTrigger
-from airflow_provider_taskq.triggers.wait_queries import QueryBatch
-from airflow_provider_taskq.triggers.waits import QueryResult
 from tests.airflow.conftest import LINES, until
 from tests.airflow.release_marks import CLAIMING
 from tests.internals import block_verbs
@@ -60,7 +59,7 @@ def drained(queue: TaskQueue) -> None:
 def test_a_task_is_new_only_if_it_certainly_became_ready_after_the_event(
     waited: float, started_at: float, outcome: int | None
 ) -> None:
-    assert NewTasksWait("work", since=10.0).outcome([QueryResult(1, waited, started_at)]) == outcome
+    assert NewTasksWait("work", since=10.0).outcome([Found(1, waited, started_at)]) == outcome
 
 
 async def test_a_peek_fires_once_while_the_same_tasks_are_ready(queue: TaskQueue) -> None:
@@ -76,15 +75,15 @@ async def test_a_peek_fires_once_while_the_same_tasks_are_ready(queue: TaskQueue
 
 async def test_a_late_answer_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server measures the age of a task. When the wait evaluates it, the event may be older than that."""
-    read, late, answers = QueryBatch.read, [0.0], list[object]()
+    watch, late, answers = TaskQueue.watch, [0.0], list[object]()
 
-    async def slowly(self: QueryBatch, connection: psycopg.AsyncConnection) -> object:
-        seen = await read(self, connection)
-        await asyncio.sleep(late[0])  # as in a slow network
+    def slowly(watching: TaskQueue, waits: Any) -> Any:
+        seen = watch(watching, waits)
+        time.sleep(late[0])  # as in a slow network
         answers.append(seen)
         return seen
 
-    monkeypatch.setattr(QueryBatch, "read", slowly)
+    monkeypatch.setattr(TaskQueue, "watch", slowly)
     peeking = Peeking()
     pushed = time.monotonic()
     queue.push("work", ["a"])

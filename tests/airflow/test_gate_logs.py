@@ -16,10 +16,11 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.hooks import TaskQConnectionError
-from airflow_provider_taskq.queue import NewTask, TaskQueue, TopicStatus, connect
+from airflow_provider_taskq.queue import NewTask, TaskQueue, connect
+from airflow_provider_taskq.queue.waits import JunctureWait, ReadyWait, StateWait, Wait
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import watcher as watching
-from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait, WaitLog
+from airflow_provider_taskq.triggers.wait_log import WaitLog
 from airflow_provider_taskq.triggers.watcher import get_watcher
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect, context_of, until
@@ -70,10 +71,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_STATUS_REST_FACTOR", 0.0)
 
 
-def status(ready: int = 0, paused_by: str | None = None) -> TopicStatus:
-    return TopicStatus("work", ready, 0, 0, 0, 0, 0, paused_by is not None, paused_by)
-
-
 def waiting(wait: Wait[Any], lines: Lines, trigger: str = "mine") -> "asyncio.Task[Any]":
     """Wait in the context of a trigger."""
 
@@ -82,26 +79,6 @@ def waiting(wait: Wait[Any], lines: Lines, trigger: str = "mine") -> "asyncio.Ta
         return await get_watcher("taskq_default").wait_for(wait, WaitLog(lines.logger))
 
     return asyncio.create_task(run())
-
-
-def test_changed_counts_are_logged_less_and_less_often_and_a_pause_immediately(lines: Lines) -> None:
-    now = 100.0
-    log = WaitLog(lines.logger, clock=lambda: now)
-    log.log_status("first", status())
-    log.log_status("first", status())
-    log.log_status("second", status(1))
-    assert lines.texts == ["first"], "the counts changed too soon"
-    now += 10
-    log.log_status("third", status(2))
-    log.log_status("fourth", status(3))
-    log.log_status("paused", status(3, "alice"))
-    log.log_status("resumed", status(3))
-    assert lines.texts == ["first", "third", "paused", "resumed"]
-    now += 19
-    log.log_status("fifth", status(4))
-    now += 1
-    log.log_status("sixth", status(5))
-    assert lines.texts[4:] == ["sixth"], "the pause between counts has doubled"
 
 
 @pytest.mark.slow
@@ -123,9 +100,8 @@ def test_changed_counts_are_logged_less_and_less_often_and_a_pause_immediately(l
     ],
 )
 async def test_a_wait_in_the_triggerer_logs_each_change_in_the_context_of_its_trigger(
-    queue: TaskQueue, lines: Lines, monkeypatch: pytest.MonkeyPatch, wait: Wait[Any], first: str, later: str
+    queue: TaskQueue, lines: Lines, wait: Wait[Any], first: str, later: str
 ) -> None:
-    monkeypatch.setattr("airflow_provider_taskq.triggers.waits._FIRST_LOG_INTERVAL", 0.0)
     task = waiting(wait, lines)
     await until(lambda: len(lines.texts) == 1)
     queue.push("work", ["a", NewTask("b", delay=timedelta(hours=1)), NewTask("c", suspended=True)])
@@ -160,7 +136,7 @@ async def test_a_wrong_password_is_logged_with_its_reason_until_it_is_right_agai
         change(password)
         await until(lambda: lines.texts.count("Can check the gate again") == 2, 40)
         queue.push("work", ["a", "b"])
-        assert [await task for task in tasks] == [2, 2]
+        assert [await task for task in tasks] == [1, 2]
     assert sorted(set(lines.triggers)) == ["trigger 1", "trigger 2"]
     assert [text for text in lines.texts if "another" in text or password in text] == []
 

@@ -1,18 +1,12 @@
-import asyncio
-import gc
 import logging
-import threading
-import warnings
 from typing import Any
 
 import psycopg
 import pytest
 from airflow.providers.postgres.hooks import postgres as airflow_postgres
-from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.hooks import TaskQConnectionError, TaskQHook
-from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
 from airflow_provider_taskq.queue import TaskQueue, UnknownTopic
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import LINES, Connect
@@ -29,18 +23,13 @@ TIMEOUTS = {
 }
 
 
-def parameters(connection: psycopg.Connection | psycopg.AsyncConnection) -> dict[str, str]:
+def parameters(connection: psycopg.Connection) -> dict[str, str]:
     """Return the parameters with which a connection was opened."""
     given = {option.keyword.decode(): option.val for option in connection.pgconn.info}
     return {name: (given[name] or b"").decode() for name in (*TIMEOUTS, "target_session_attrs")}
 
 
 def test_every_connection_detects_a_vanished_server(connect_airflow: Connect) -> None:
-    async def opened(conn_id: str) -> dict[str, str]:
-        async with await TaskQAsyncHook(taskq_conn_id=conn_id).get_async_conn() as connection:
-            assert connection.info.parameter_status("IntervalStyle") == "postgres"
-            return parameters(connection)
-
     given = {**TIMEOUTS, "target_session_attrs": "any"}
     said = {**given, "connect_timeout": "20", "tcp_user_timeout": "5000", "target_session_attrs": "read-write"}
     default = connect_airflow()
@@ -52,7 +41,6 @@ def test_every_connection_detects_a_vanished_server(connect_airflow: Connect) ->
             assert connection.info.parameter_status("IntervalStyle") == "postgres"
             assert connection.prepare_threshold is None, "it works behind a pooler"
             assert connection.info.parameter_status("application_name") == "airflow-taskq"
-        assert asyncio.run(opened(conn_id)) == expected
 
 
 @pytest.mark.parametrize("psycopg3", [True, False])
@@ -77,33 +65,6 @@ def test_gets_cloud_tokens_from_postgres_hook(connect_airflow: Connect, dsn: str
     conn_id = connect_airflow("cloud", dsn=make_conninfo(dsn, password="stale"), iam=True)
     with CloudHook(conn_id).get_conn() as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
-
-
-def test_a_cancelled_connect_leaves_no_connection_open(
-    airflow_connection: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A triggerer may cancel a wait while the hook requests a cloud token."""
-    requested, go_on, get_conn = threading.Event(), threading.Event(), PostgresHook.get_conn
-
-    def request_token(self: PostgresHook) -> object:
-        requested.set()
-        assert go_on.wait(60)
-        return get_conn(self)
-
-    monkeypatch.setattr(PostgresHook, "get_conn", request_token)
-
-    async def test() -> None:
-        connecting = asyncio.create_task(TaskQAsyncHook(airflow_connection).get_async_conn())
-        await asyncio.to_thread(requested.wait, 60)
-        connecting.cancel()
-        await asyncio.wait({connecting})
-        go_on.set()
-
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        asyncio.run(test())
-        gc.collect()
-    assert [str(each.message) for each in warned if "never awaited" in str(each.message)] == []
 
 
 def _create_and_fail(hook: TaskQHook) -> None:

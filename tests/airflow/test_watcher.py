@@ -1,12 +1,11 @@
 """The watcher checks all kinds of waits on one connection, wakes on notifications, and retries."""
 
 import asyncio
-import gc
 import logging
 import os
 import signal
+import threading
 import time
-import warnings
 from collections.abc import Callable
 
 import psycopg
@@ -14,21 +13,23 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
+from airflow_provider_taskq.hooks.taskq import TaskQHook
 from airflow_provider_taskq.queue import (
+    InvalidArgument,
     NewTask,
     Result,
     SchemaMismatch,
     TaskQueue,
-    TaskQueueError,
     UnknownTopic,
     connect,
 )
+from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import CallTimeout
+from airflow_provider_taskq.queue.waits import Found, JunctureWait, Outcome, ReadyWait, StateWait, Wait
 from airflow_provider_taskq.triggers import queue_thread, watcher
 from airflow_provider_taskq.triggers.queue_thread import QueueThread
-from airflow_provider_taskq.triggers.waits import JunctureWait, QueryResult, ReadyWait, StateWait, Wait, WaitLog
-from airflow_provider_taskq.triggers.watcher import Outcome, PollSchedule, Watcher, get_watcher
+from airflow_provider_taskq.triggers.wait_log import WaitLog
+from airflow_provider_taskq.triggers.watcher import Watcher, get_watcher
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import LINES, Connect, until
 from tests.internals import lapse_lease, make_upkeep_due
@@ -38,7 +39,6 @@ from tests.roles import logged_in
 pytestmark = [pytest.mark.usefixtures("airflow_connection"), pytest.mark.promise("A deferred gate uses no worker slot")]
 
 SUCCEEDED, FAILED = frozenset({"SUCCEEDED"}), frozenset({"FAILED"})
-LISTENING = f"{LINES} AND query = 'LISTEN taskq' AND state = 'idle'"  # idle: LISTEN has ended
 
 
 def waiting(wait: Wait[Outcome], conn_id: str = "taskq_default") -> "asyncio.Task[Outcome]":
@@ -50,16 +50,22 @@ def lines(conn: psycopg.Connection) -> Callable[[], int]:
     return lambda: len(conn.execute(LINES).fetchall())
 
 
+def futures(watcher: Watcher) -> int:
+    """Return the number of callers that wait."""
+    return sum(map(len, watcher._waits.values()))
+
+
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the number of waits at each check that has ended."""
     made: list[int] = []
     check = Watcher._check
 
-    async def counted(self: Watcher, *arguments: object, **whole: object) -> None:
-        waits = len(self._registry)
-        await check(self, *arguments, **whole)  # type: ignore[arg-type]
-        made.append(waits)
+    async def counted(self: Watcher, waits: list[Wait[object]]) -> object:
+        number = futures(self)
+        found = await check(self, waits)
+        made.append(number)
+        return found
 
     monkeypatch.setattr(Watcher, "_check", counted)
     return made
@@ -84,15 +90,15 @@ class TestWaits:
     ) -> None:
         waits = [waiting(ReadyWait("work", 1 + number % 2)) for number in range(500)]
         await until(lambda: checks[-1:] == [500])
-        registry = get_watcher("taskq_default")._registry
-        assert (len(registry), len(registry.queries()), len(registry.subscriptions())) == (500, 1, 2)
+        watching = get_watcher("taskq_default")
+        assert (futures(watching), len(watching._waits)) == (500, 2)
         assert lines() == 1
         queue.push("work", ["a"])
         await asyncio.gather(*waits[::2])
         assert not any(wait.done() for wait in waits[1::2])
         queue.push("work", ["b"])
         await asyncio.gather(*waits)
-        assert (len(registry), len(registry.queries()), len(registry.subscriptions())) == (0, 0, 0)
+        assert watching._waits == {}
 
     async def test_a_wait_counts_under_its_condition(self, queue: TaskQueue, checks: list[int]) -> None:
         queue.push("work", ["a", "a", "a"])
@@ -105,8 +111,8 @@ class TestWaits:
 
     async def test_a_query_that_the_server_refuses_ends_only_its_wait(self, queue: TaskQueue) -> None:
         others = [waiting(ReadyWait("work")), waiting(StateWait("work", ("a",), frozenset({"READY"}), FAILED))]
-        wrong = waiting(JunctureWait("gate", "work", (("a",),), "BOTH"))
-        with pytest.raises(TaskQueueError, match="junction 'BOTH' is none of"):
+        wrong = waiting(JunctureWait(" ", "work", (("a",),)))
+        with pytest.raises(InvalidArgument, match="the name of a wait is blank"):
             await wrong
         with pytest.raises(UnknownTopic, match="nowhere"):
             await waiting(StateWait("nowhere", ("a",), SUCCEEDED, FAILED))
@@ -166,28 +172,22 @@ def test_an_unknown_topic_ends_every_wait() -> None:
     state = StateWait("work", ("a",), SUCCEEDED, FAILED)
     for wait in (ReadyWait("work"), JunctureWait("gate", "work", (("a",),)), state):
         with pytest.raises(UnknownTopic, match="topic 'work' does not exist; create it with: taskq topics create work"):
-            wait.outcome([QueryResult(-1, None)])
-        with pytest.raises(UnknownTopic, match="topic 'work' was dropped; create it again with: taskq topics create"):
-            wait.outcome([QueryResult(-1, None, topic_existed=True)])
+            wait.outcome([Found(-1)])
 
 
-def test_the_schedule_slows_down_while_idle_and_backs_off_while_it_fails() -> None:
-    schedule = PollSchedule()
-    schedule.checked(0, 0.1, eventful=True, took=0)
-    assert 0.08 <= schedule.due <= 0.12
-    for _ in range(20):
-        schedule.checked(0, 0.1, eventful=False, took=0)
-    assert 0.8 * PollSchedule.IDLE_INTERVAL <= schedule.due <= 1.2 * PollSchedule.IDLE_INTERVAL
-    assert schedule.hasten(0, 0.1)
-    schedule.checked(0, 0.1, eventful=True, took=2)
-    assert schedule.due == 8, "checks take at most a fifth of the time"
-    dues = []
-    for _ in range(20):
-        schedule.failed(0)
-        dues.append(schedule.due)
-    assert dues[0] < 1
-    assert max(dues) <= 12
-    assert not schedule.hasten(0, 0.1), "a new wait does not hurry a server that is down"
+@pytest.mark.parametrize(
+    ("make", "refusal"),
+    [
+        (lambda: ReadyWait("work", 0), "invalid min_tasks 0"),
+        (lambda: ReadyWait("work", 1, "SOME"), "unknown condition 'SOME'"),
+        (lambda: ReadyWait("wo\0rk"), "holds a NUL or a lone surrogate"),
+        (lambda: StateWait("work", ("\ud800",), SUCCEEDED, FAILED), "holds a NUL or a lone surrogate"),
+        (lambda: JunctureWait("gate", "work", (("a",),), "BOTH"), "unknown junction 'BOTH'"),
+    ],
+)
+def test_a_wait_with_invalid_arguments_is_refused_where_it_is_made(make: Callable[[], object], refusal: str) -> None:
+    with pytest.raises(InvalidArgument, match=refusal):
+        make()
 
 
 class TestLostConnections:
@@ -206,7 +206,9 @@ class TestLostConnections:
         with connect(own_server.dsn, autocommit=True) as conn:
             wait = waiting(ReadyWait("work"))
             await paused.wait()  # the first check is done; it may be slow on a server that has just started
-            monkeypatch.setattr(watcher, "_CALL_TIMEOUT", 1.0)
+            line = get_watcher("taskq_default")._queue.connection
+            assert line is not None
+            limit_calls(line, CallLimit(1.0))
             ((still,),) = conn.execute(LINES).fetchall()
             os.kill(still, signal.SIGSTOP)
             try:
@@ -237,14 +239,11 @@ class TestLostConnections:
         assert str(conninfo_to_dict(own_server.dsn)["password"]) not in caplog.text
 
     @pytest.mark.usefixtures("queue")
-    async def test_a_session_of_an_event_trigger_that_hangs_is_replaced(
-        self, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], int]
-    ) -> None:
-        monkeypatch.setattr(queue_thread, "_CALL_SECONDS", 0.2)
+    async def test_a_session_of_an_event_trigger_that_hangs_is_replaced(self, lines: Callable[[], int]) -> None:
         line = QueueThread("taskq_default")
+        await line.call(lambda queue: limit_calls(queue.conn, CallLimit(0.2)))
         with pytest.raises(CallTimeout):
             await line.call(lambda queue: queue.conn.execute("SELECT pg_sleep(600)"))
-        monkeypatch.undo()
         assert await line.call(lambda queue: queue.topics()) == ["work"]
         line.close()
         await until(lambda: lines() == 0)
@@ -252,15 +251,14 @@ class TestLostConnections:
 
 class TestNotifications:
     async def test_a_notification_wakes_the_waits_on_its_topic(
-        self, queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect, lines: Callable[[], int]
+        self, queue: TaskQueue, connect_airflow: Connect, lines: Callable[[], int]
     ) -> None:
         connect_airflow("listening", listen=True)
         queue.create_topic("other")
         watching = get_watcher("listening")
         waits = [waiting(ReadyWait(topic, poll_interval=600), "listening") for topic in ("work", "other")]
-        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
-        await until(lambda: watching._schedule.due > time.monotonic() + 100)  # the first check is over
-        assert lines() == 2
+        await until(lambda: watching._due > time.monotonic() + 100)  # the first check is over
+        assert lines() == 1
         queue.push("other", ["a"])
         queue.push("work", ["a"])
         queue.notify("work")
@@ -270,60 +268,42 @@ class TestNotifications:
         assert await asyncio.wait_for(waits[1], 20) == 1
         await until(lambda: lines() == 0)
 
-    async def test_a_lost_listener_loses_only_notifications(
+    async def test_a_watcher_listens_again_after_its_connection_is_lost(
         self, queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect
     ) -> None:
         connect_airflow("listening", listen=True)
-        first = waiting(ReadyWait("work", 1), "listening")
-        second = waiting(ReadyWait("work", 2, poll_interval=600), "listening")
-        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
-        conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({LISTENING}) lines")
+        watching = get_watcher("listening")
+        wait = waiting(ReadyWait("work", poll_interval=600), "listening")
+        await until(lambda: watching._due > time.monotonic() + 100)
+        conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({LINES}) lines")
+        await until(lambda: watching._backoff.failures == 1)
+        await until(lambda: watching._due > time.monotonic() + 100)
         queue.push("work", ["a"])
-        assert await first == 1
-        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)  # the listener reconnects
-        queue.push("work", ["b"])
         queue.notify("work")
-        assert await asyncio.wait_for(second, 20) == 2
-
-    async def test_waits_end_while_the_server_process_of_the_listener_hangs(
-        self, own_server: EmbeddedPostgres, connect_airflow: Connect
-    ) -> None:
-        connect_airflow("listening", dsn=own_server.dsn, listen=True)
-        with connect(own_server.dsn, autocommit=True) as conn:
-            wait = waiting(ReadyWait("work"), "listening")
-            await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
-            ((still,),) = conn.execute(LISTENING).fetchall()
-            os.kill(still, signal.SIGSTOP)
-            try:
-                TaskQueue(conn).push("work", ["a"])
-                assert await asyncio.wait_for(wait, 20) == 1
-            finally:
-                os.kill(still, signal.SIGCONT)
-            await until(lambda: conn.execute(LINES).fetchall() == [])
+        assert await asyncio.wait_for(wait, 20) == 1
 
 
 @pytest.mark.usefixtures("queue")
 def test_a_watcher_that_is_cancelled_while_it_connects_leaves_no_connection_open(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, lines: Callable[[], int]
 ) -> None:
+    requested, go_on, get_conn = threading.Event(), threading.Event(), TaskQHook.get_conn
+
+    def delayed(hook: TaskQHook) -> psycopg.Connection:
+        requested.set()
+        assert go_on.wait(60)
+        return get_conn(hook)
+
+    monkeypatch.setattr(TaskQHook, "get_conn", delayed)
+
     async def test() -> None:
-        connecting = asyncio.Event()
-
-        async def delayed(_: TaskQAsyncHook) -> bool:
-            connecting.set()
-            await asyncio.Event().wait()
-            return False
-
-        monkeypatch.setattr(TaskQAsyncHook, "wants_notifications", delayed)
         wait = waiting(ReadyWait("work"))
-        await connecting.wait()
+        await asyncio.to_thread(requested.wait, 60)
         wait.cancel()  # then the event loop ends
 
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        asyncio.run(test())
-        gc.collect()
-    assert [str(each.message) for each in warned if "still open" in str(each.message)] == []
+    asyncio.run(test())
+    go_on.set()
+    asyncio.run(until(lambda: lines() == 0))
 
 
 class TestUpkeep:
@@ -408,7 +388,7 @@ class TestReadOnly:
     async def test_a_watcher_does_not_keep_a_session_that_is_read_only(
         self, queue: TaskQueue, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(watcher, "_MAX_READ_ONLY_SECONDS", 0.5)
+        monkeypatch.setattr(queue_thread, "_MAX_READ_ONLY_SECONDS", 0.5)
         make_read_only(conn, on=True)
         wait = waiting(ReadyWait("work", poll_interval=0.1))
         await until(lambda: len(pids(conn)) == 1)

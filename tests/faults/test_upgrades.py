@@ -27,6 +27,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.errors import NewerSchema
 from airflow_provider_taskq.queue.reports import TaskFilter
+from airflow_provider_taskq.queue.waits import ReadyWait
 from tests.faults import signatures
 from tests.faults.releases import install_next_release, run_next_release
 from tests.internals import (
@@ -249,6 +250,8 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "task_texts": lambda: queue.task_texts("work", 1, 9),
         "throughput": lambda: queue.throughput(LEASE, 2),
         "topic_status": lambda: queue.topic_status("work"),
+        "topic_statuses": lambda: queue.topic_statuses([("work", "NONE")]),
+        "watch": lambda: [each.number for found in queue.watch([ReadyWait("work")]).values() for each in found],
         "workers": queue.workers,
         # Instead of those of `verbs`:
         "cancel": lambda: queue.cancel("work", [4]),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import (
+    Condition,
     Decision,
     LeaseLost,
     NewTask,
@@ -26,6 +27,7 @@ from airflow_provider_taskq.queue import (
     ticks_daily,
     ticks_every,
 )
+from airflow_provider_taskq.queue.waits import JunctureWait, ReadyWait, StateWait
 from tests.fuzz.inputs import DURATIONS, FUZZ, INPUTS, JSON, MOMENTS, REAL, TEXTS, WHOLE, mostly
 from tests.fuzz.outcomes import StoredState, attempt
 from tests.internals import stored_rows
@@ -133,6 +135,14 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "report": st.dictionaries(TEXTS, JSON, max_size=2),
     "tasks": st.lists(st.builds(NewTask, TEXTS, JSON, delay=DURATIONS, ttl=DURATIONS, priority=WHOLE), max_size=2),
     "ticks": st.lists(st.tuples(MOMENTS, st.one_of(JSON, TEXTS.map(NewTask))), max_size=3),
+    "topics": st.lists(st.tuples(mostly(st.sampled_from(["work", "retries"]), TEXTS), st.sampled_from(Condition))),
+    "waits": st.lists(
+        st.one_of(
+            st.builds(ReadyWait, st.sampled_from(["work", "unknown"]), st.integers(1)),
+            st.just(StateWait("work", ("held",), frozenset({"READY"}), frozenset())),
+            st.just(JunctureWait("wait", "work", (("waiting", "held"),))),
+        )
+    ),
     "decisions": st.dictionaries(
         SEQUENCES, st.builds(Decision, st.just(Result.SUSPENSION), JSON, delay=LENGTHS), max_size=2
     ),
