@@ -38,48 +38,38 @@ DECLARE
     v_suspended bigint[];
     v_of        text[];  -- their identifiers
     v_present   text[];
-    v_whole     text[];
     v_held      bigint[];
 BEGIN
-    identifiers := '{}';
-    numbers := '{}';
     SELECT array_agg(e.sequence), array_agg(e.identifier) INTO v_suspended, v_of FROM taskq_internal.ended e
     WHERE e.identifier = ANY (p_identifiers) AND e.topic_id::bigint = p_topic_id AND e.state = :SUSPENDED;
-    IF v_of IS NULL THEN
-        RETURN;
+    IF v_of IS NOT NULL THEN
+        v_present := CASE p_junction WHEN 'SINGULAR' THEN v_of
+            ELSE taskq_internal.identifiers_with_tasks(p_topic_id, p_identifiers) END;
+        v_held := taskq_internal.lock_selected(p_topic_id, ARRAY[:SUSPENDED], ARRAY(
+            SELECT DISTINCT s.sequence FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
+            JOIN taskq_internal.complete_groups(p_identifiers, p_groups, v_present) g USING (identifier)),
+            NULL, NULL, NULL);
+        v_present := ARRAY(SELECT unnest(v_present) EXCEPT
+                           SELECT s.identifier FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
+                           LEFT JOIN unnest(v_held) AS h (held) ON h.held = s.sequence WHERE h.held IS NULL);
+        SELECT array_agg(DISTINCT s.sequence), array_agg(DISTINCT s.identifier), array_agg(DISTINCT g.number)
+        INTO v_held, identifiers, numbers
+        FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
+        JOIN taskq_internal.complete_groups(p_identifiers, p_groups, v_present) g USING (identifier);
+        PERFORM taskq_internal.reset_tasks(p_topic_id, coalesce(v_held, '{}'));
     END IF;
-    v_present := CASE p_junction WHEN 'SINGULAR' THEN v_of
-        ELSE taskq_internal.identifiers_with_tasks(p_topic_id, p_identifiers) END;
-    v_whole := taskq_internal.identifiers_of_complete_groups(p_identifiers, p_groups, v_present);
-    v_held := taskq_internal.lock_selected(p_topic_id, ARRAY[:SUSPENDED], ARRAY(
-        SELECT s.sequence FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
-        JOIN unnest(v_whole) AS w (identifier) USING (identifier)), NULL, NULL, NULL);
-    v_present := ARRAY(SELECT unnest(v_present) EXCEPT
-                       SELECT s.identifier FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
-                       LEFT JOIN unnest(v_held) AS h (held) ON h.held = s.sequence WHERE h.held IS NULL);
-    v_whole := taskq_internal.identifiers_of_complete_groups(p_identifiers, p_groups, v_present);
-    SELECT coalesce(array_agg(s.sequence), '{}'), coalesce(array_agg(DISTINCT s.identifier), '{}') INTO v_held,
-        identifiers
-    FROM unnest(v_suspended, v_of) AS s (sequence, identifier) JOIN unnest(v_whole) AS w (identifier)
-        USING (identifier);
-    numbers := ARRAY(
-        SELECT g.number FROM unnest(p_identifiers, p_groups) AS g (identifier, number)
-        LEFT JOIN (SELECT DISTINCT unnest(v_present) AS identifier) p ON p.identifier = g.identifier
-        LEFT JOIN unnest(identifiers) AS r (identifier) ON r.identifier = g.identifier
-        GROUP BY g.number HAVING bool_and(p.identifier IS NOT NULL) AND bool_or(r.identifier IS NOT NULL));
-    PERFORM taskq_internal.reset_tasks(p_topic_id, v_held);
+    identifiers := coalesce(identifiers, '{}');
+    numbers := coalesce(numbers, '{}');
 END $$;
 
--- Returns the identifiers of the groups that have all their identifiers in p_present.
-CREATE FUNCTION taskq_internal.identifiers_of_complete_groups(p_identifiers text[], p_groups int[], p_present text[])
-RETURNS text[] LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ARRAY(
-        SELECT DISTINCT m.identifier FROM unnest(p_identifiers, p_groups) AS m (identifier, number)
-        JOIN (SELECT g.number FROM unnest(p_identifiers, p_groups) AS g (identifier, number)
-              LEFT JOIN (SELECT DISTINCT unnest(p_present) AS identifier) p USING (identifier)
-              GROUP BY g.number HAVING bool_and(p.identifier IS NOT NULL)) whole USING (number));
-END $$;
+-- Returns the members of the groups that have all their identifiers in p_present.
+CREATE FUNCTION taskq_internal.complete_groups(p_identifiers text[], p_groups int[], p_present text[])
+RETURNS TABLE (identifier text, number int) LANGUAGE sql IMMUTABLE AS $$
+    SELECT m.identifier, m.number FROM unnest(p_identifiers, p_groups) AS m (identifier, number)
+    JOIN (SELECT g.number FROM unnest(p_identifiers, p_groups) AS g (identifier, number)
+          LEFT JOIN (SELECT DISTINCT unnest(p_present) AS identifier) p USING (identifier)
+          GROUP BY g.number HAVING bool_and(p.identifier IS NOT NULL)) whole USING (number)
+$$;
 
 -- Returns the identifiers that have a task in any state but REDUNDANT. It looks at the newest tasks of each identifier
 -- first: the very first one usually suffices.
