@@ -56,7 +56,7 @@ class Composite:
 
     @overload
     def step(
-        self, /, *, name: str | None = None, after: After = (), mode: StepMode = StepMode.PARALLEL
+        self, /, *, name: str | None = None, after: After = (), mode: StepMode | str = StepMode.PARALLEL
     ) -> Callable[[F], F]: ...
 
     def step(
@@ -66,37 +66,33 @@ class Composite:
         *,
         name: str | None = None,
         after: After = (),
-        mode: StepMode = StepMode.PARALLEL,
+        mode: StepMode | str = StepMode.PARALLEL,
     ) -> F | Callable[[F], F]:
-        """Add a function of one task, as a decorator: `task -> outcome`.
+        """Add a function of one task, as a decorator: `task -> outcome`; or with the mode BATCH, of all tasks at once.
 
         If the function has a parameter `batch`, it gets the batch. It returns a Decision or a Result, or raises
-        TaskResultException; None means SUCCESS. Any other exception fails its task only. A coroutine function is
-        awaited, for all tasks at once if `mode` is PARALLEL.
+        TaskResultException; None means SUCCESS. Any other exception fails its task only. A function of all tasks
+        returns a mapping with a decision on each of them, or one outcome for all; its exception fails all tasks. A
+        function may return a `concurrent.futures.Future` of its outcome. A coroutine function is awaited, for all tasks
+        at once if `mode` is PARALLEL.
 
         :param name: by default the name of the function.
         :param after: names or functions of steps that end before this one starts.
         :raises InvalidArgument: if the name is taken, a step of `after` is missing, the function has another parameter
             without a default, or the composite has started.
         """
-        return self._add_step(function, name, after, mode, whole=False)
 
-    @overload
-    def batch(self, function: F, /) -> F: ...
+        def added(function: F) -> F:
+            kind = StepMode(mode)
+            first = "the tasks" if kind is StepMode.BATCH else "the task"
+            called = HandlerFunction.of(function, f"composite {self.name!r}", ("batch",), first)
+            step = Step(name or _name_of(function), called, self._names(after), kind)
+            if any(each.name == step.name for each in self.steps):
+                raise InvalidArgument(f"composite {self.name!r} has a step {step.name!r} already")
+            self._change(steps=(*self.steps, step))
+            return function
 
-    @overload
-    def batch(self, /, *, name: str | None = None, after: After = ()) -> Callable[[F], F]: ...
-
-    def batch(
-        self, function: F | None = None, /, *, name: str | None = None, after: After = ()
-    ) -> F | Callable[[F], F]:
-        """Add a function of all tasks at once, as a decorator: `tasks -> outcome`.
-
-        If the function has a parameter `batch`, it gets the batch. The function returns a mapping with a decision on
-        each task, or one outcome for all tasks. It may return a coroutine or a `concurrent.futures.Future` of these. An
-        exception fails all tasks. For the options see `step`.
-        """
-        return self._add_step(function, name, after, StepMode.SEQUENTIAL, whole=True)
+        return added if function is None else added(function)
 
     def context(self, function: Context) -> Context:
         """Add a function `(batch, decisions) -> decisions or None` that runs after the last step, as a decorator.
@@ -113,17 +109,11 @@ class Composite:
         *,
         name: str | None = None,
         after: After = (),
-        mode: StepMode = StepMode.PARALLEL,
+        mode: StepMode | str = StepMode.PARALLEL,
     ) -> Self:
         """Return a copy with one more step. For the parameters see `step`."""
         copied = copy(self)
         copied.step(name=name, after=after, mode=mode)(function)
-        return copied
-
-    def with_batch(self, function: Callable[..., Any], *, name: str | None = None, after: After = ()) -> Self:
-        """Return a copy with one more step of all tasks at once. For the parameters see `step`."""
-        copied = copy(self)
-        copied.batch(name=name, after=after)(function)
         return copied
 
     def open(self) -> None:
@@ -150,20 +140,6 @@ class Composite:
             with suppress(CancelledError):
                 future.exception()  # waits
         self._threads.loop.close()
-
-    def _add_step(
-        self, function: F | None, name: str | None, after: After, mode: StepMode, *, whole: bool
-    ) -> F | Callable[[F], F]:
-        def added(function: F) -> F:
-            runner, first = f"composite {self.name!r}", "the tasks" if whole else "the task"
-            called = HandlerFunction.of(function, runner, ("batch",), first)
-            step = Step(name or _name_of(function), called, self._names(after), StepMode(mode), whole)
-            if any(each.name == step.name for each in self.steps):
-                raise InvalidArgument(f"composite {self.name!r} has a step {step.name!r} already")
-            self._change(steps=(*self.steps, step))
-            return function
-
-        return added if function is None else added(function)
 
     def _names(self, after: After) -> tuple[str, ...]:
         given = [after] if isinstance(after, str) or callable(after) else list(after)
@@ -227,27 +203,23 @@ def matching(
     return step
 
 
-def outdated(tasks: Iterable[Task]) -> dict[Task, Decision]:
+def outdated(tasks: Sequence[Task]) -> dict[Task, Decision]:
     """Return FILTER for all tasks of an identifier except the one that was pushed last, which continues."""
-    given = list(tasks)
-    last: dict[str, int] = {}
-    for task in given:
-        last[task.identifier] = max(task.sequence, last.get(task.identifier, task.sequence))
+    last = {task.identifier: task.sequence for task in sorted(tasks, key=lambda task: task.sequence)}
     return {
         task: Decision(Result.SUCCESS)
         if task.sequence == last[task.identifier]
         else Decision(Result.FILTER, f"outdated by task {last[task.identifier]} of the same batch")
-        for task in given
+        for task in tasks
     }
 
 
-def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
+def repeated(tasks: Sequence[Task]) -> dict[Task, Decision]:
     """Return FAILURE for all tasks of an identifier that has several tasks in the batch. The other tasks continue."""
-    given = list(tasks)
-    counts = Counter(task.identifier for task in given)
+    counts = Counter(task.identifier for task in tasks)
     return {
         task: Decision(Result.SUCCESS)
         if counts[task.identifier] == 1
         else Decision(Result.FAILURE, error=f"one of {counts[task.identifier]} tasks of its identifier in one batch")
-        for task in given
+        for task in tasks
     }

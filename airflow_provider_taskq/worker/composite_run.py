@@ -33,21 +33,21 @@ _SUCCESS = Decision(Result.SUCCESS)
 
 
 class StepMode(StrEnum):
-    """How a step handles its tasks: several tasks at once, or one after another in the order of the batch."""
+    """How a step gets its tasks: one by one, several of them at once; one after another in their order; or together."""
 
     PARALLEL = "PARALLEL"
     SEQUENTIAL = "SEQUENTIAL"
+    BATCH = "BATCH"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A named function of one task, or of all tasks at once if `whole`. It runs after the steps of these names."""
+    """A named function of one task, or of all tasks in the mode BATCH. It runs after the steps of these names."""
 
     name: str
     function: HandlerFunction
     after: tuple[str, ...] = ()
     mode: StepMode = StepMode.PARALLEL
-    whole: bool = False
 
     @property
     def is_coroutine(self) -> bool:
@@ -154,7 +154,10 @@ class StepRun:
         if not self.tasks:
             return {}
         try:
-            decided = decisions_of(self._call(self.tasks), self.tasks) if self.step.whole else self._call_each()
+            if self.step.mode is StepMode.BATCH:
+                decided = decisions_of(self._call(self.tasks), self.tasks)
+            else:
+                decided = self._call_each()
         except Exception as error:  # noqa: BLE001 -- any error fails these tasks
             decided = dict.fromkeys(self.tasks, decision_on(error))
         return complete_decisions(f"step {self.step.name!r}", self.tasks, decided)

@@ -78,18 +78,19 @@ def test_a_step_has_the_name_of_its_function_and_comes_after_named_steps() -> No
     @composite.step(after=load)
     def check(task: Task) -> None: ...
 
-    @composite.batch(name="report", after=["load", check, check])
+    @composite.step(name="report", after=["load", check, check], mode="BATCH")
     def send(tasks: Sequence[Task]) -> None: ...
 
-    named = [(step.name, step.after, step.whole) for step in composite.steps]
-    assert named == [("load", (), False), ("check", ("load",), False), ("report", ("load", "check"), True)]
+    named = [(step.name, step.after, step.mode) for step in composite.steps]
+    assert named[:2] == [("load", (), StepMode.PARALLEL), ("check", ("load",), StepMode.PARALLEL)]
+    assert named[2] == ("report", ("load", "check"), StepMode.BATCH)
     assert load(task(1)) is None  # the decorator returns the function itself
     assert isinstance(composite, WorkHandler)
 
 
 def test_with_step_returns_another_composite_and_leaves_the_first_as_it_was() -> None:
     one = Composite("orders").with_step(even(FILTER), name="first")
-    two = one.with_batch(len, name="second", after="first")
+    two = one.with_step(len, name="second", after="first", mode="BATCH")
     assert [[step.name for step in each.steps] for each in (one, two)] == [["first"], ["first", "second"]]
     assert results(one) == [FILTER, SUCCESS, FILTER, SUCCESS]
     assert results(one.with_step(even(FAILURE), name="third")) == [FAILURE, SUCCESS, FAILURE, SUCCESS]
@@ -105,7 +106,7 @@ TWICE = LOADED.with_step(task, name="a").with_step(task, name="b")
         (lambda: LOADED.with_step(len, name="check", after="lod"), "no step 'lod' for `after`; its steps: load"),
         (lambda: LOADED.with_step(len, after=task), "has no step 'task' for `after`"),
         (lambda: Composite("orders").with_step(len, name="load", after="load"), "its steps: none"),  # so no cycles
-        (lambda: LOADED.with_batch(len, name="load"), "has a step 'load' already"),
+        (lambda: LOADED.with_step(len, name="load", mode="BATCH"), "has a step 'load' already"),
         (lambda: TWICE.with_step(len, after=task), "'task' names several steps; give a step name"),
         (lambda: Composite("orders").handle(batch_of(1)), "'orders' has no steps"),
         (lambda: Composite("orders").with_step(7, name="seven"), "needs a function of the task, not a int"),  # type: ignore[arg-type]
@@ -133,7 +134,7 @@ def test_a_running_composite_takes_no_more_steps_until_it_is_closed_and_pickles_
     composite.close()
     composite.step(name="more")(even(FILTER))
     assert results(composite, 1) == [FILTER]
-    running = Composite("orders").with_step(task, name="load").with_batch(batch_of, after="load")
+    running = Composite("orders").with_step(task, name="load").with_step(batch_of, after="load", mode="BATCH")
     running.handle(batch_of(1))
     assert pickle.loads(pickle.dumps(running)).steps == running.steps  # noqa: S301 -- our own
     running.close()
@@ -145,20 +146,20 @@ def test_a_running_composite_takes_no_more_steps_until_it_is_closed_and_pickles_
 def test_a_slow_step_delays_only_steps_that_come_after_it() -> None:
     composite, passed, order = Composite("two lanes"), threading.Event(), list[str]()
 
-    @composite.batch
+    @composite.step(mode="BATCH")
     def slow(_: Sequence[Task]) -> None:
         assert passed.wait(SECONDS)
         order.append("slow")
 
-    @composite.batch
+    @composite.step(mode="BATCH")
     def quick(_: Sequence[Task]) -> None: ...
 
-    @composite.batch(after=quick)
+    @composite.step(after=quick, mode="BATCH")
     def next_to_quick(_: Sequence[Task]) -> None:
         order.append("next")
         passed.set()
 
-    @composite.batch(after=(slow, next_to_quick))
+    @composite.step(after=(slow, next_to_quick), mode="BATCH")
     def last(_: Sequence[Task]) -> None:
         order.append("last")
 
@@ -198,7 +199,7 @@ def test_a_parallel_coroutine_step_awaits_all_tasks_at_once() -> None:
             raise ValueError("one only")
         return FILTER if task.sequence else SUCCESS
 
-    @composite.batch(after=meet)
+    @composite.step(after=meet, mode="BATCH")
     async def all_of_them(tasks: Sequence[Task]) -> Mapping[Task, Result]:
         await asyncio.sleep(0)
         return dict.fromkeys(tasks, SUSPENSION)
@@ -210,7 +211,7 @@ def test_a_parallel_coroutine_step_awaits_all_tasks_at_once() -> None:
 
 def test_a_step_that_no_task_enters_is_not_called_and_the_results_pass_through() -> None:
     seen = Seen()
-    composite = Composite("chain").with_batch(lambda _: FILTER, name="foo")
+    composite = Composite("chain").with_step(lambda _: FILTER, name="foo", mode="BATCH")
     composite = composite.with_step(seen, name="bar", after="foo").with_step(seen, name="qux", after="bar")
     assert results(composite) == [FILTER] * 4
     assert seen.numbers == []
@@ -218,7 +219,9 @@ def test_a_step_that_no_task_enters_is_not_called_and_the_results_pass_through()
 
 def test_a_decision_on_a_task_that_an_earlier_step_ended_fails_the_whole_batch() -> None:
     composite = Composite("foreign").with_step(even(FILTER), name="first")
-    beyond = composite.with_batch(lambda tasks: dict.fromkeys([*tasks, task(0)], SUCCESS), name="second", after="first")
+    beyond = composite.with_step(
+        lambda tasks: dict.fromkeys([*tasks, task(0)], SUCCESS), name="second", after="first", mode="BATCH"
+    )
     with pytest.raises(ForeignDecision, match="step 'second' returned decisions for tasks that it did not get: 0"):
         beyond.handle(batch_of(4))
 
@@ -297,7 +300,7 @@ def start(composite: Composite, batch: Batch | None = None) -> Future[Mapping[Ta
 
 
 def test_concurrency_bounds_the_batches_that_run_at_once_and_close_waits_for_them(gate: Gate) -> None:
-    composite = Composite("some", concurrency=2).with_batch(gate, name="wait")
+    composite = Composite("some", concurrency=2).with_step(gate, name="wait", mode="BATCH")
     futures = [start(composite) for _ in range(3)]
     gate.wait_for_start()
     gate.wait_for_start()
@@ -313,7 +316,7 @@ def test_concurrency_bounds_the_batches_that_run_at_once_and_close_waits_for_the
 
 def test_a_callback_of_a_future_may_close_the_composite(gate: Gate) -> None:
     closed = threading.Event()
-    composite = Composite("closed", concurrency=1).with_batch(gate, name="wait")
+    composite = Composite("closed", concurrency=1).with_step(gate, name="wait", mode="BATCH")
 
     def close(_: object) -> None:
         composite.close()
@@ -326,7 +329,9 @@ def test_a_callback_of_a_future_may_close_the_composite(gate: Gate) -> None:
 
 def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) -> None:
     seen, cancelled = Seen(), threading.Event()
-    composite = Composite("abandoned", concurrency=1).with_batch(gate, name="wait").with_step(seen, after="wait")
+    composite = (
+        Composite("abandoned", concurrency=1).with_step(gate, name="wait", mode="BATCH").with_step(seen, after="wait")
+    )
 
     @composite.step
     async def wait_for_ever(_: Task) -> None:
@@ -414,7 +419,7 @@ def test_steps_see_the_context_variables_of_the_thread_that_submits_the_batch() 
     for name in ("a", "b"):
         composite.step(name=name)(lambda _: Decision(SUCCESS, BAGGAGE.get()))
 
-    @composite.batch(after=("a", "b"))
+    @composite.step(after=("a", "b"), mode="BATCH")
     async def awaited(_: Sequence[Task]) -> None:
         assert BAGGAGE.get() == "me"
 
@@ -430,7 +435,7 @@ def of_the_batch(tasks: Sequence[Task]) -> Mapping[Task, Result]:
 
 
 def test_a_pickled_composite_runs_in_threads_of_its_own() -> None:
-    composite = Composite("pickled").with_batch(of_the_batch)
+    composite = Composite("pickled").with_step(of_the_batch, mode="BATCH")
     assert results(composite, 1) == [FILTER]
     made: Composite = pickle.loads(pickle.dumps(composite))  # noqa: S301 -- our own
     assert results(made, 1) == [FILTER]

@@ -80,7 +80,7 @@ def test_a_batch_of_a_partition_has_at_most_the_given_size_and_keeps_the_conditi
     given: tuple[str, ...], condition: Condition, size: int, arrow: int, batches: list[list[int]] | None
 ) -> None:
     noting = Noting()
-    transform = CompositeTransform(Composite("noting").with_batch(noting), size, condition=condition)
+    transform = CompositeTransform(Composite("noting").with_step(noting, mode="BATCH"), size, condition=condition)
     rows = decided(transform, *given, batch=arrow)
     made = [row["sequence"] for row in rows if row["delay"] is None]
     blocked = {row["sequence"] for row in rows if row["delay"] == 0}  # the commit drops and counts these
@@ -94,7 +94,7 @@ def test_a_batch_of_a_partition_has_at_most_the_given_size_and_keeps_the_conditi
 
 def test_the_threads_of_a_composite_end_with_the_partition() -> None:
     before = set(threading.enumerate())
-    both = Composite("both").with_batch(Noting(), name="a").with_batch(Noting(), name="b")
+    both = Composite("both").with_step(Noting(), name="a", mode="BATCH").with_step(Noting(), name="b", mode="BATCH")
     assert len(decided(CompositeTransform(both, 2), *"abcd")) == 4
     new = set(threading.enumerate()) - before
     for thread in new:
@@ -108,7 +108,7 @@ def test_a_batch_that_fails_does_not_fail_the_next_batch() -> None:
         strange = {Task(9, "work", "x", None, None, 1, False): Result.SUCCESS}
         return own | strange if tasks[0].sequence == 0 else own
 
-    rows = decided(CompositeTransform(Composite("foreign").with_batch(foreign), 2), *"abc")
+    rows = decided(CompositeTransform(Composite("foreign").with_step(foreign, mode="BATCH"), 2), *"abc")
     assert [row["result"] for row in rows] == ["FAILURE", "FAILURE", "SUCCESS"]
     assert "returned decisions for tasks that it did not get: 9" in rows[0]["error"]
 
@@ -128,7 +128,7 @@ def test_what_a_composite_cannot_do_on_spark_and_an_invalid_size_raise_one_sente
     ):
         decided(only, "a")
     with pytest.raises(TaskQueueError, match="the size of a batch must be a whole number of at least 1, not 0"):
-        by_composite(Composite("noting").with_batch(len), 0)
+        by_composite(Composite("noting").with_step(len, mode="BATCH"), 0)
 
 
 @pytest.mark.slow

@@ -111,12 +111,12 @@ def test_both_engines_merge_parallel_and_sequential_steps_to_the_same_results(qu
     async def right(task: Task, batch: Batch) -> Result:
         return FAILURE if batch.require(int, task) in (2, 4) else SUCCESS
 
-    @composite.batch(after=load)
+    @composite.step(after=load, mode="BATCH")
     def some(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Decision]:
         known = Decision(SUCCESS, continued=True)
         return {task: known for task in tasks if batch.require(int, task) != 5}
 
-    @composite.batch(after=(left, right, some))
+    @composite.step(after=(left, right, some), mode="BATCH")
     async def end(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Decision | Result]:
         assert {batch.require(int, task) for task in tasks} <= {0, 6, 7}
         return {task: FILTER if batch.require(int, task) == 7 else Decision(SUCCESS, "end") for task in tasks}
@@ -170,7 +170,7 @@ def woven(whole: bool) -> Composite:
             return {task: each(task, batch) for task in tasks}
 
         if whole == (int(step[1:]) % 2 == 0):
-            composite.batch(name=step, after=WEB[step])(every)
+            composite.step(name=step, after=WEB[step], mode="BATCH")(every)
         else:
             composite.step(name=step, after=WEB[step])(each)
 
@@ -318,9 +318,9 @@ def test_a_commit_hook_that_fails_fails_its_tasks_and_its_writes_are_undone(
 
 
 def test_tasks_of_one_identifier_are_in_one_batch_in_their_order(queue: TaskQueue, engine: Engine) -> None:
-    composite = Composite("outdated").with_batch(outdated)
+    composite = Composite("outdated").with_step(outdated, mode="BATCH")
 
-    @composite.batch(after="outdated")
+    @composite.step(after="outdated", mode="BATCH")
     def place(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Decision]:
         of = [task for task in batch.tasks if task.identifier == "a"]
         return {task: Decision(SUCCESS, [each.payload for each in of]) for task in tasks}

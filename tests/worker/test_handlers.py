@@ -424,10 +424,12 @@ def test_a_step_of_a_composite_may_get_matching_tasks_only() -> None:
         seen.extend(tasks)
         return FILTER
 
-    composite = Composite("partly").with_batch(matching(odd, look, lambda task: SUSPENSION if task.sequence else None))
+    composite = Composite("partly").with_step(
+        matching(odd, look, lambda task: SUSPENSION if task.sequence else None), mode="BATCH"
+    )
     given = small_batch()
     decided = handle_batch(composite, given)
-    Composite("none").with_batch(matching(lambda _: False, look)).handle(given)
+    Composite("none").with_step(matching(lambda _: False, look), mode="BATCH").handle(given)
     assert [decided[task].result for task in given.tasks] == [SUCCESS, FILTER, SUSPENSION, FILTER]
     assert [task.sequence for task in seen] == [1, 3]
     assert [step.name for step in composite.steps] == ["look"]
@@ -457,8 +459,10 @@ def test_outdated_keeps_the_last_task_of_an_identifier_and_repeated_fails_all(
     judge: Callable[[Sequence[Task]], Mapping[Task, Decision]], expected: list[Result], reason: str
 ) -> None:
     given = batch_of_duplicates()
-    composite = Composite("filtering").with_batch(judge)
-    decided = handle_batch(composite.with_batch(lambda _: SUSPENSION, name="rest", after=judge.__name__), given)
+    composite = Composite("filtering").with_step(judge, mode="BATCH")
+    decided = handle_batch(
+        composite.with_step(lambda _: SUSPENSION, name="rest", after=judge.__name__, mode="BATCH"), given
+    )
     assert [decided[task].result for task in given.tasks] == expected
     assert reason in (decided[given.tasks[1]].message, decided[given.tasks[1]].error)
 

@@ -146,7 +146,7 @@ RUNNERS: Mapping[str, Runner] = {
     "coroutine step": Runner(
         BATCH, lambda place, handler: work(place, Composite("one").with_step(handler)), "coroutine"
     ),
-    "batch step": Runner(BATCH, lambda place, handler: work(place, Composite("one").with_batch(handler))),
+    "batch step": Runner(BATCH, lambda place, handler: work(place, Composite("one").with_step(handler, mode="BATCH"))),
     "groups": Runner(BATCH, work_in_groups),
     "consumer": Runner(BATCH, partial(consume, transactional=False)),
     "transactional consumer": Runner(QUEUE, partial(consume, transactional=True)),
