@@ -17,7 +17,8 @@ BEGIN
     PERFORM taskq_internal.lock_ticks(v_topic, p_prefix, p_config_hash);
     PERFORM taskq_internal.check_tasks(v_topic, ARRAY(SELECT p_prefix FROM unnest(p_moments)), NULL, NULL, p_moments,
                                        NULL, NULL, NULL, p_offset);
-    v_identifiers := ARRAY(SELECT taskq_internal.tick_identifier(p_prefix, p_config_hash, u.moment)
+    v_identifiers := ARRAY(SELECT p_prefix || '/' || p_config_hash || '/'
+                               || to_char(u.moment AT TIME ZONE 'UTC', 'YYYYMMDD"T"HH24MISS.US"Z"')
                            FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place) ORDER BY u.place);
     PERFORM taskq_internal.check_tasks(
         v_topic, v_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, p_offset);

@@ -172,7 +172,9 @@ BEGIN
             (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = p_owner_id),
                right(j.error, 2000), j.summary
         FROM judged j
-        WHERE j.recorded AND taskq_internal.is_attempt_recorded(j.attempt)
+        WHERE j.recorded
+          -- A task with endless retries must not fill the disk.
+          AND (j.attempt <= 100 OR j.attempt % 100 = 0)
     ), back AS (
         UPDATE taskq_internal.live l SET
             holder = NULL,

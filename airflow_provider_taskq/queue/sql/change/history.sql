@@ -1,11 +1,5 @@
 -- History: the rows that the changes of a task leave.
 
--- Returns whether the queue records the failure of an attempt. It records the first hundred failures of a task and then
--- every hundredth, so that a task with endless retries does not fill the disk.
-CREATE FUNCTION taskq_internal.is_attempt_recorded(p_attempt int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_attempt <= 100 OR p_attempt % 100 = 0
-$$;
-
 -- Returns the name of a task's state, or a text that the topic does not have the task.
 CREATE FUNCTION taskq_internal.task_state_name(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE AS $$

@@ -72,7 +72,8 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_began   timestamptz := clock_timestamp();
     v_topic   taskq_internal.topic;
-    v_end     bigint := taskq_internal.end_of_walk(p_walk.topic_id);
+    v_end     bigint := least((SELECT s.last_value FROM taskq_internal.task_sequence s),
+                              (taskq_internal.slowest_group(p_walk.topic_id)).handled);
     v_step    bigint := 1000;  -- sequences
     v_passed  bigint := p_walk.position;
     v_ended   boolean := v_passed >= v_end;
@@ -104,13 +105,6 @@ BEGIN
     WHERE topic_id = p_walk.topic_id;
     RETURN v_count;
 END $$;
-
--- Returns the sequence up to which a walk may go: the last drawn one, or the last one that all consumer groups have
--- passed.
-CREATE FUNCTION taskq_internal.end_of_walk(p_topic_id int) RETURNS bigint LANGUAGE sql STABLE AS $$
-    SELECT least((SELECT s.last_value FROM taskq_internal.task_sequence s),
-                 (taskq_internal.slowest_group(p_topic_id)).handled)
-$$;
 
 -- Returns the consumer group of a topic that is furthest behind, and the sequence up to which it has handled all tasks.
 -- Returns NULLs if the topic has no group.

@@ -5,12 +5,6 @@
 -- the tick's nominal time in UTC, as 20261121T103000.000000Z, whose bytes sort in the order of time. So no tick of
 -- prefix a is taken for a tick of prefix a/b.
 
--- Returns the identifier of a tick.
-CREATE FUNCTION taskq_internal.tick_identifier(p_prefix text, p_config_hash text, p_moment timestamptz) RETURNS text
-LANGUAGE sql STABLE AS $$
-    SELECT p_prefix || '/' || p_config_hash || '/' || to_char(p_moment AT TIME ZONE 'UTC', 'YYYYMMDD"T"HH24MISS.US"Z"')
-$$;
-
 -- Returns the hash in the identifier of a tick of a prefix, and NULL for any other identifier.
 CREATE FUNCTION taskq_internal.tick_hash(p_identifier text, p_prefix text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN starts_with(p_identifier, p_prefix || '/')
