@@ -9,6 +9,7 @@ from difflib import get_close_matches
 
 import click
 
+from airflow_provider_taskq.cli._options import Refused
 from airflow_provider_taskq.cli._session import Session
 
 # The kind of role that a command needs; the others only read. For a role that may not ask the database.
@@ -23,12 +24,6 @@ _KINDS_OF_FUNCTION = """
 SELECT r.kind, r.by_topic FROM taskq.privileges r WHERE r.function = ANY (%s)
 ORDER BY array_position(ARRAY['reader', 'producer', 'consumer', 'operator'], r.kind) LIMIT 1
 """
-
-
-class _InvalidArgument(click.ClickException):
-    """An argument that the queue refuses, with the exit code of a usage error."""
-
-    exit_code = 2
 
 
 @contextmanager
@@ -48,7 +43,7 @@ def translated_errors(session: Session) -> Iterator[None]:
         from airflow_provider_taskq.cli._output import sanitize
         from airflow_provider_taskq.queue import InvalidArgument
 
-        kind = _InvalidArgument if isinstance(error, InvalidArgument) else click.ClickException
+        kind = Refused if isinstance(error, InvalidArgument) else click.ClickException
         raise kind(sanitize(message)) from error
 
 

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -28,6 +28,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Copies of the queue's values, which a test compares: importing the queue here would import psycopg.
 LONGEST_STORED, LONGEST_DURATION = timedelta(days=3650), timedelta(days=365_000)
 STATES = ("ACTIVE", "READY", "EXPIRED", "FAILED", "SUSPENDED", "FILTERED", "SUCCEEDED", "RECREATED", "REDUNDANT")
+
+
+class Refused(click.ClickException):
+    """An error with the exit code of a usage error, and without the usage."""
+
+    exit_code = 2
 
 
 class CommandGroup(click.Group):
@@ -57,12 +63,12 @@ class CommandGroup(click.Group):
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant!r}?", ctx) from error
 
 
-class ParsedType(ParamType, ABC):
-    """A type whose method `parse` reads the text of a value; a ValueError becomes a usage error."""
+class Parsed(ParamType):
+    """A value that `parse` reads from a text; a ValueError becomes a usage error."""
 
-    @abstractmethod
-    def parse(self, text: str) -> Any:
-        """Convert a text to the value. Raises ValueError for an invalid text."""
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self.parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Convert a text. Return any other object as it is, because click also passes converted values."""
@@ -72,39 +78,33 @@ class ParsedType(ParamType, ABC):
             self.fail(str(error), param, ctx)
 
 
-class Duration(ParsedType):
-    """A duration of at most `longest`: 90s, 5m, 1h30m, PT5M."""
+def _duration(text: str, longest: timedelta = LONGEST_STORED) -> timedelta:
+    from airflow_provider_taskq.queue.durations import parse_duration
 
-    name = "duration"
-
-    def __init__(self, longest: timedelta = LONGEST_STORED) -> None:
-        self.longest = longest
-
-    def parse(self, text: str) -> Any:
-        """Convert a text to a timedelta."""
-        from airflow_provider_taskq.queue.durations import parse_duration
-
-        return parse_duration(text, self.longest)
+    return parse_duration(text, longest)
 
 
-class OptionalDuration(Duration):
-    """A duration, or `none`."""
+def _moment(text: str) -> Any:
+    from airflow_provider_taskq.cli._times import parse_moment
 
-    def parse(self, text: str) -> Any:
-        """Convert a text to a timedelta. Return the word `none` as it is."""
-        return text if text == "none" else super().parse(text)
+    return parse_moment(text)
 
 
-class Moment(ParsedType):
-    """A moment: 2026-11-21T09:30, or 2h for two hours ago."""
+def number_between(least: float, most: float) -> Parsed:
+    """Return the type of a number between two bounds, both included. NaN is outside of all bounds."""
 
-    name = "moment"
+    def parse(text: str) -> float:
+        if not least <= float(text) <= most:
+            raise ValueError(f"{text} is not between {least} and {most}")
+        return float(text)
 
-    def parse(self, text: str) -> Any:
-        """Convert a text to a datetime, or to a timedelta before now."""
-        from airflow_provider_taskq.cli._times import parse_moment
+    return Parsed("float", parse)
 
-        return parse_moment(text)
+
+def _max_failed(text: str) -> Any:
+    from airflow_provider_taskq.queue import FailureLimit
+
+    return FailureLimit.of(text)
 
 
 class Text(ParamType):
@@ -117,34 +117,6 @@ class Text(ParamType):
         if isinstance(value, str) and ("\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
             self.fail("it holds a NUL or bytes that are not UTF-8, which the database cannot store", param, ctx)
         return value
-
-
-class Number(ParamType):
-    """A number between two bounds, both included."""
-
-    name = "float"
-
-    def __init__(self, least: float, most: float) -> None:
-        self.least, self.most = least, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert a text to a float. NaN is outside the bounds."""
-        number: float = click.FLOAT.convert(value, param, ctx)
-        if not self.least <= number <= self.most:
-            self.fail(f"{number} is not between {self.least} and {self.most}", param, ctx)
-        return number
-
-
-class MaxFailed(ParsedType):
-    """The limit of failed tasks in a drain: a count, or a share of the tasks that ended."""
-
-    name = "count|share"
-
-    def parse(self, text: str) -> Any:
-        """Convert a text to a FailureLimit."""
-        from airflow_provider_taskq.queue import FailureLimit
-
-        return FailureLimit.of(text)
 
 
 class Topic(Text):
@@ -176,9 +148,12 @@ class Choice(WordChoice):
         return [CompletionItem(word) for word in self.choices if word.lower().startswith(incomplete.lower())]
 
 
-DURATION, OPTIONAL_DURATION, MOMENT, TOPIC, TEXT = Duration(), OptionalDuration(), Moment(), Topic(), Text()
-AGE = Duration(LONGEST_DURATION)  # of a duration that the database does not store
-MAX_FAILED = MaxFailed()
+TOPIC, TEXT = Topic(), Text()
+DURATION = Parsed("duration", _duration)
+OPTIONAL_DURATION = Parsed("duration|none", lambda text: text if text == "none" else _duration(text))
+AGE = Parsed("duration", partial(_duration, longest=LONGEST_DURATION))  # the database does not store it
+MOMENT = Parsed("moment", _moment)
+MAX_FAILED = Parsed("count|share", _max_failed)
 SEQUENCE, COUNT = click.IntRange(0, 2**63 - 1), click.IntRange(1, 2**31 - 1)  # the ranges of bigint and int
 
 
@@ -196,15 +171,7 @@ def storable(param: click.Parameter) -> click.Parameter:
 
 def combine_options(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
     """Combine several arguments and options into one decorator, in the order of the help."""
-
-    def decorate(function: Function) -> Function:
-        wrapped: Any = function
-        for option in reversed(options):
-            wrapped = option(wrapped)
-        decorated: Function = wrapped
-        return decorated
-
-    return decorate
+    return lambda function: reduce(lambda wrapped, option: option(wrapped), reversed(options), function)
 
 
 def page_size_option(default: int) -> Callable[[Function], Function]:

@@ -16,6 +16,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from airflow_provider_taskq.cli._options import Refused
+
 STYLES = {  # of states, statuses and severities, in any case
     "ACTIVE": "cyan",
     "RUNNING": "cyan",
@@ -76,18 +78,12 @@ def shortened(line: str | None, width: int = 60) -> str:
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
-class _NoTerminal(click.ClickException):
-    """A confirmation without a terminal: a usage error, because `--yes` is missing."""
-
-    exit_code = 2
-
-
 def ask(sentence: str, *, yes: bool) -> None:
     """Ask for a confirmation, unless `yes` gives it. Without a terminal `--yes` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise _NoTerminal(f"{sanitize(sentence)} There is no terminal to confirm it: add --yes.")
+        raise Refused(f"{sanitize(sentence)} There is no terminal to confirm it: add --yes.")
     click.confirm(f"{sanitize(sentence)} Go on?", abort=True, err=True)
 
 
@@ -155,15 +151,6 @@ def cell(value: object) -> Text:
     return Text(text, STYLES.get(text.upper(), ""))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "FittedTable":
-    """Build a table that fits the terminal.
-
-    :param columns: the names of the columns, each with marks in front. `#`: numbers, aligned to the right. `~`: may be
-        shortened. `=`: may wrap. `?`: may be left out.
-    """
-    return FittedTable(columns, ([cell(value) for value in row] for row in rows))
-
-
 _GAP = 3  # blanks between two columns
 _SHORTENED_WIDTH = 12
 _LINE_BELOW_HEADS = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
@@ -181,19 +168,29 @@ class _Column:
         return min(whole, _SHORTENED_WIDTH) if "~" in self.marks or "=" in self.marks else whole
 
 
-class FittedTable:
-    """A table without its empty columns, which leaves out columns if the terminal is too narrow."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "FittedTable":
+    """Build a table that fits the terminal. Without rows it prints nothing, and an empty column is left out.
 
-    def __init__(self, names: Sequence[str], rows: Iterable[Sequence[Text]]) -> None:
-        found = []
-        for name, cells in zip(names, zip(*rows, strict=True), strict=True):
-            bare = name.lstrip("#~=?")
-            found.append(_Column(bare, name.removesuffix(bare), list(cells)))
-        self.columns = [column for column in found if any(cell.plain for cell in column.cells)]
+    :param columns: the names of the columns, each with marks in front. `#`: numbers, aligned to the right. `~`: may be
+        shortened. `=`: may wrap. `?`: may be left out.
+    """
+    named = zip(columns, zip(*rows, strict=True), strict=False)  # without rows there are no columns
+    made = [_Column(name.lstrip("#~=?"), name, [cell(value) for value in values]) for name, values in named]
+    return FittedTable([column for column in made if any(cell.plain for cell in column.cells)])
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """A table that leaves out columns if the terminal is too narrow."""
+
+    columns: list[_Column]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table in the available width, then the names of the columns that do not fit."""
-        kept = self._fitting(options.max_width)
+        kept = list(self.columns)
+        for column in reversed(self.columns):  # the last optional columns are left out first
+            if "?" in column.marks and sum(one.least_width + _GAP for one in kept) - _GAP > options.max_width:
+                kept.remove(column)
         made = Table(box=_LINE_BELOW_HEADS, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
         for column in kept:
             shortened = "~" in column.marks
@@ -207,16 +204,7 @@ class FittedTable:
                 cell.no_wrap, cell.overflow = True, "ellipsis"
         for cells in zip(*(column.cells for column in kept), strict=True):
             made.add_row(*cells)
-        yield made
+        if kept:
+            yield made
         if left_out := [column.name for column in self.columns if column not in kept]:
             yield Text(f"The terminal is too narrow for {', '.join(left_out)}.", "dim")
-
-    def _fitting(self, width: int) -> list[_Column]:
-        """Return the columns that fit. The last optional columns are left out first."""
-        kept = list(self.columns)
-        for column in reversed(self.columns):
-            if sum(one.least_width + _GAP for one in kept) - _GAP <= width:
-                break
-            if "?" in column.marks:
-                kept.remove(column)
-        return kept

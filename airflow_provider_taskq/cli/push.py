@@ -1,12 +1,10 @@
 """taskq push, offer, drop: new tasks, from arguments, a file or stdin."""
 
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import click
 
@@ -20,12 +18,11 @@ from airflow_provider_taskq.cli._options import (
 )
 from airflow_provider_taskq.cli._output import plural, table
 from airflow_provider_taskq.cli._session import Session, audited
-from airflow_provider_taskq.queue import Insertion, InvalidTask, Json, NewTask, TaskQueue, UnreadablePayload
+from airflow_provider_taskq.queue import Insertion, InvalidTask, Json, NewTask, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json
 from airflow_provider_taskq.queue.task_input import TASK_FIELDS, to_new_task
 
 INSERTIONS = tuple(Insertion)
-Stored = TypeVar("Stored")
 
 
 def _parse_dependencies(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -40,11 +37,9 @@ def _parse_payload(_: click.Context, __: click.Parameter, value: str | None) -> 
     if value is None:
         return None
     try:
-        return parse_json(_read(value[1:]) if value.startswith("@") else value)
+        return _parse_json(_read(value[1:]) if value.startswith("@") else value)
     except OSError as error:
         raise click.BadParameter(f"cannot read the file: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise click.BadParameter(f"not JSON: {error}") from None
     except UnicodeDecodeError:
         raise click.BadParameter("not JSON: the file is not UTF-8 text") from None
     except ValueError as error:
@@ -55,18 +50,10 @@ def _read(name: str) -> str:
     return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
 
 
-def parse_json(text: str) -> Json:
-    """Parse a JSON text. Raises JSONDecodeError if the text is not JSON, and ValueError if Python cannot read it."""
+def _parse_json(text: str) -> Json:
     found = decode_json(text)
     if not isinstance(found, UnreadablePayload):
         return found
-    try:
-        with suppress(RecursionError):
-            json.loads(text)  # raises JSONDecodeError with the place
-    except json.JSONDecodeError:
-        raise
-    except ValueError:  # an integer of more digits than Python converts
-        pass
     raise ValueError(found.reason)
 
 
@@ -121,20 +108,22 @@ def push(
     **fields: Any,
 ) -> None:
     tasks = _given_tasks(identifiers, file, fields)
-
-    def store(queue: TaskQueue) -> dict[str, Any]:
+    document: dict[str, Any]
+    with session.transaction(dry_run=dry_run) as queue:
         if stream:
             pushed = audited(queue).push_stream(topic, tasks, Insertion(insertion))
-            return {"pushed": pushed.count, "first": pushed.first, "last": pushed.last}
-        found = audited(queue).push(topic, tasks, Insertion(insertion))
-        rows = [{"sequence": task.sequence, "identifier": task.identifier} for task in found]
-        return {"pushed": len(found), "tasks": rows}
-
-    document = _store_and_wake(session, topic, store, dry_run)
+            document = {"pushed": pushed.count, "first": pushed.first, "last": pushed.last}
+        else:
+            found = audited(queue).push(topic, tasks, Insertion(insertion))
+            listed = [{"sequence": task.sequence, "identifier": task.identifier} for task in found]
+            document = {"pushed": len(found), "tasks": listed}
+    if not dry_run:
+        session.notify(topic)
     sentence = f"{'Would push' if dry_run else 'Pushed'} {plural(document['pushed'], 'task')} into {topic}."
     rows = [] if dry_run else [(str(task["sequence"]), task["identifier"]) for task in document.get("tasks", ())]
-    parts = [table(["#sequence", "~identifier"], rows)] if rows else []
-    session.answer({"topic": topic, **document, "dry_run": dry_run}, *parts, sentence)
+    session.answer(
+        {"topic": topic, **document, "dry_run": dry_run}, table(["#sequence", "~identifier"], rows), sentence
+    )
 
 
 @click.command(
@@ -161,30 +150,19 @@ def offer(
     **fields: Any,
 ) -> None:
     tasks = list(_given_tasks(identifiers, file, fields))
-
-    def store(queue: TaskQueue) -> list[dict[str, Any]]:
+    with session.transaction(dry_run=dry_run) as queue:
         offered = queue.offer_many(topic, tasks, if_exists=if_exists)
         audited(queue).record("offer", topic, f"if exists: {if_exists}", len(offered))
-        return [
-            {"sequence": each.sequence, "identifier": task.identifier, "outcome": each.outcome}
-            for task, each in zip(tasks, offered, strict=True)
-        ]
-
-    found = _store_and_wake(session, topic, store, dry_run)
-    rows = [(str(each["sequence"]), each["identifier"], each["outcome"]) for each in found]
-    sentence = f"{'Would offer' if dry_run else 'Offered'} {plural(len(found), 'task')} to {topic}."
-    parts = [table(["#sequence", "~identifier", "outcome"], rows)] if rows and not dry_run else []
-    document = {"topic": topic, "offered": len(found), "tasks": [] if dry_run else found, "dry_run": dry_run}
-    session.answer(document, *parts, sentence)
-
-
-def _store_and_wake(session: Session, topic: str, store: Callable[[TaskQueue], Stored], dry_run: bool) -> Stored:
-    """Store tasks in one transaction, then wake the workers. Roll back a dry run."""
-    with session.transaction(dry_run=dry_run) as queue:
-        stored = store(queue)
     if not dry_run:
         session.notify(topic)
-    return stored
+    shown = [
+        {"sequence": each.sequence, "identifier": task.identifier, "outcome": each.outcome}
+        for task, each in zip(tasks, () if dry_run else offered, strict=not dry_run)
+    ]
+    rows = [(str(each["sequence"]), each["identifier"], each["outcome"]) for each in shown]
+    sentence = f"{'Would offer' if dry_run else 'Offered'} {plural(len(offered), 'task')} to {topic}."
+    document = {"topic": topic, "offered": len(offered), "tasks": shown, "dry_run": dry_run}
+    session.answer(document, table(["#sequence", "~identifier", "outcome"], rows), sentence)
 
 
 def _given_tasks(identifiers: tuple[str, ...], file: IO[str] | None, fields: dict[str, Any]) -> Iterable[NewTask]:
@@ -202,25 +180,17 @@ def _given_tasks(identifiers: tuple[str, ...], file: IO[str] | None, fields: dic
 
 def _tasks_of_lines(lines: Iterable[str]) -> Iterator[NewTask]:
     """Yield the task of each line that is not blank. Raises InvalidTask, which names the line but not the payload."""
-    for number, line in enumerate(_decoded(lines), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield to_new_task(parse_json(line))
-        except json.JSONDecodeError as error:
-            raise InvalidTask(f"line {number}: not JSON: {error.msg}, at character {error.pos + 1}") from None
-        except (TypeError, ValueError) as error:
-            raise InvalidTask(f"line {number}: {error}") from None
-
-
-def _decoded(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines. Raises InvalidTask if they cannot be read as text."""
+    number = 0
     try:
-        yield from lines
+        for number, line in enumerate(lines, start=1):  # noqa: B007 -- an error names it
+            if line.strip():
+                yield to_new_task(_parse_json(line))
     except UnicodeDecodeError:  # the decoder reads ahead, so the number of the line is unknown
         raise InvalidTask("the tasks are not UTF-8 text") from None
     except OSError as error:
         raise InvalidTask(f"cannot read the tasks: {error.strerror}") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidTask(f"line {number}: {error}") from None
 
 
 @click.command(help="Drop the waiting task of IDENTIFIER from TOPIC. Running and ended tasks stay.")

@@ -1,7 +1,7 @@
 """taskq ls, show, why: tasks, one by one and in pages."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import click
@@ -76,26 +76,13 @@ def task_row(task: Row, now: datetime) -> tuple[object, ...]:
 @click.option("--oldest", is_flag=True, help="The oldest first.")
 @click.pass_obj
 def ls(
-    session: Session,
-    topic: str,
-    state: str | None,
-    status: str | None,
-    identifier: str | None,
-    reference: str | None,
-    error: str | None,
-    error_group: str | None,
-    since: datetime | timedelta | None,
-    until: datetime | timedelta | None,
-    after: int | None,
-    size: int,
-    oldest: bool,
+    session: Session, /, topic: str, state: str | None, after: int | None, size: int, oldest: bool, **given: Any
 ) -> None:
-    wanted = None if state is None else State[state]
     with session.read_only() as queue:
         now = queue.now()
-        span = (moment_at(since, now), moment_at(until, now))
-        given = TaskFilter(wanted, status, identifier, reference, *span, error, error_group)
-        found, looked_to = queue.find_tasks(topic, given, after=after, newest=not oldest, size=size + 1)
+        given |= {name: moment_at(given[name], now) for name in ("since", "until")}
+        wanted = TaskFilter(None if state is None else State[state], **given)
+        found, looked_to = queue.find_tasks(topic, wanted, after=after, newest=not oldest, size=size + 1)
         tasks = queue.browse_tasks(topic, found[:size], MAX_ERROR)
     is_full = len(found) > size
     following = found[size - 1] if is_full else looked_to
@@ -106,7 +93,7 @@ def ls(
         rest = [f"{reason} {following}: repeat with --after {following}."]
     document = {"tasks": [task_document(task) for task in tasks], "next": following, "stopped": stopped}
     rows = [task_row(task, now) for task in tasks]
-    session.answer(document, *([table(TASK_COLUMNS, rows)] if rows else []), *rest)
+    session.answer(document, table(TASK_COLUMNS, rows), *rest)
 
 
 _task_arguments = combine_options(
@@ -270,15 +257,11 @@ def _event_row(event: Row, now: datetime) -> tuple[object, ...]:
     return when, _what(event), times, event.attempt or "", _by(event), shortened(event.error_summary)
 
 
+_RESULTS = {"ended": "{0}", "reassigned": "from {0}", "reset": "from {0}", "recreated": "as {1}"}
+
+
 def _what(event: Row) -> str:
-    match event.what:
-        case "ended":
-            return f"ended {_state_name(event)}"
-        case "recreated":
-            return f"recreated as {event.other}"
-        case "reassigned" | "reset":
-            return f"{event.what} from {_state_name(event)}"
-    return str(event.what)
+    return f"{event.what} {_RESULTS.get(event.what, '').format(_state_name(event), event.other)}".rstrip()
 
 
 def _by(event: Row) -> str | None:

@@ -13,9 +13,9 @@ from airflow_provider_taskq.cli._options import (
     TOPIC,
     Choice,
     CommandGroup,
-    Number,
     combine_options,
     dry_run_option,
+    number_between,
     search_option,
     topic_argument,
     yes_option,
@@ -81,13 +81,13 @@ def _format_seconds(seconds: int | None) -> str:
 _policy_options = combine_options(
     click.option("--max-attempts", type=COUNT, help="Attempts until a task is FAILED; a new topic has 1."),
     click.option("--base", type=DURATION, help="The delay after the first failure."),
-    click.option("--factor", type=Number(1e-300, 1e300), help="The growth of the delay with each failure."),
+    click.option("--factor", type=number_between(1e-300, 1e300), help="The growth of the delay with each failure."),
     click.option("--max-delay", type=DURATION, help="The longest delay."),
     click.option(
         "--horizon", type=OPTIONAL_DURATION, help="No attempt is due later than this after the push; or none."
     ),
     click.option("--max-elapsed", type=OPTIONAL_DURATION, help="Give up once the delays add up to this; or none."),
-    click.option("--jitter", type=Number(0, 1), help="The largest share that is randomly taken off a delay."),
+    click.option("--jitter", type=number_between(0, 1), help="The largest share that is randomly taken off a delay."),
     click.option("--probe/--no-probe", default=None, help="While retries fail, try one at a time."),
     click.option(
         "--on-expiry", type=Choice(("redeliver", "expire")), help="What happens to the tasks of a lapsed lease."

@@ -95,6 +95,8 @@ def decode_json(text: str) -> Json:
         return _OUT_OF_RANGE
     except _NotFinite:
         return _NO_NUMBER
+    except json.JSONDecodeError as error:
+        return UnreadablePayload(f"unreadable JSON: {error.msg}, at character {error.pos + 1}")
     except ValueError:
         return _NOT_JSON
     return value

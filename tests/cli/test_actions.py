@@ -62,7 +62,7 @@ def test_push_reads_json_lines(ask: Ask, queue: TaskQueue, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"identifier": "b", "payload": "secret-word"', "line 2: not JSON: Expecting ',' delimiter, at character"),
+        ('{"identifier": "b", "payload": "secret-word"', "line 2: unreadable JSON: Expecting ',' delimiter, at char"),
         (
             '{"identifier": "b", "colour": "secret-word"}',
             "line 2: unknown field 'colour': a task has identifier, payload",
@@ -100,7 +100,7 @@ def test_push_reads_a_payload_from_a_file_or_stdin(ask: Ask, queue: TaskQueue, t
     [
         (("push", "work"), "give an IDENTIFIER"),
         (("push", "work", "a", "--file", "-"), "give no identifier"),
-        (("push", "work", "a", "--payload", "{"), "not JSON"),
+        (("push", "work", "a", "--payload", "{"), "unreadable JSON"),
         (("push", "work", "a", "--depends-on", "x"), "TOPIC:IDENTIFIER"),
         (("offer", "work"), "give an IDENTIFIER"),
     ],
