@@ -62,6 +62,12 @@ MAKERS: Mapping[str, Callable[[Any], Transform]] = {
     "composite": by_composite,
 }
 
+# The arguments that the program passes on to `drain`, under the same names.
+PASSED = (
+    *("topic", "owner", "claim", "lease", "size", "order", "condition", "partitions"),
+    *("rounds", "budget", "deadline", "max_failed", "max_undecided"),
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Drain a topic, and return the exit code: 0, or 1 after one line on the standard error."""
@@ -88,24 +94,7 @@ def _run(options: argparse.Namespace, transform: Transform, values: Mapping[str,
     stopping = _stop_on_sigterm(jobs)
     jobs.set_log_level(options.log_level)
     try:
-        drain(
-            spark,
-            options.topic,
-            options.owner,
-            transform,
-            options=values,
-            claim=options.claim,
-            lease=options.lease,
-            size=options.size,
-            order=options.order,
-            condition=options.condition,
-            partitions=options.partitions,
-            rounds=options.rounds or None,
-            budget=options.budget,
-            deadline=options.deadline,
-            max_failed=options.max_failed,
-            max_undecided=options.max_undecided,
-        )
+        drain(spark, transform=transform, options=values, **{name: getattr(options, name) for name in PASSED})
     except (TooManyFailures, TooManyUndecided):
         raise
     except Exception as error:
@@ -214,8 +203,8 @@ def _positive(text: str) -> int:
     return to_integer(int(text), "the number", 1)
 
 
-def _rounds(text: str) -> int:
-    return 0 if text == "all" else _positive(text)
+def _rounds(text: str) -> int | None:
+    return None if text == "all" else _positive(text)
 
 
 @_argument

@@ -1,37 +1,30 @@
 """Composites on Spark: executors run their steps on batches of the tasks of a partition."""
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame
 
-from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueueError
+from airflow_provider_taskq.queue import Decision, Insertion, NewTask, Task, TaskQueueError
 from airflow_provider_taskq.queue.encoding import json_text
-from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.transforms import (
-    DECISION_ARROW_SCHEMA,
-    DECISION_SCHEMA,
-    TASK_COLUMNS,
     FrameFunction,
+    JunctionGroups,
+    TaskOutcome,
+    TaskwiseTransform,
     Transform,
     as_one_frame,
-    blocked_row,
-    blocks_identifier,
-    decision_values,
-    task_from_row,
+    outcome_row,
 )
 from airflow_provider_taskq.worker.batches import Batch, FollowUp, Release
 from airflow_provider_taskq.worker.commit import storable_decision
 from airflow_provider_taskq.worker.composite import Composite
-from airflow_provider_taskq.worker.handlers import UNDECIDED, decision_on, handle_batch
+from airflow_provider_taskq.worker.handlers import decision_on, handle_batch
 
 BATCH_SIZE = 1_000
-_UNDECIDED_SECONDS = (UNDECIDED.delay or timedelta()).total_seconds()
 
 
 def by_composite(composite: Composite, size: int = BATCH_SIZE) -> "CompositeTransform":
@@ -67,7 +60,7 @@ def transform_of(given: FrameFunction | Composite) -> Transform:
 
 
 @dataclass(frozen=True, slots=True)
-class CompositeTransform(Transform):
+class CompositeTransform(TaskwiseTransform):
     """A transform that processes batches by the steps of a composite.
 
     A DataFrame carries decisions, pushes with APPEND and junctions, but no functions. So the transform refuses
@@ -77,44 +70,16 @@ class CompositeTransform(Transform):
     composite: Composite
     size: int = BATCH_SIZE
 
-    def __call__(self, tasks: DataFrame) -> DataFrame:
-        """Return the decisions on these tasks."""
-        return tasks.select(*TASK_COLUMNS).mapInArrow(self.decide, DECISION_SCHEMA)
-
     def decide(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the decisions on a partition, on an executor, and then end the composite's threads."""
-        blocked: set[str] = set()
         chunks = (batch.slice(place, self.size) for batch in batches for place in range(0, batch.num_rows, self.size))
         try:
-            for chunk in chunks:
-                tasks = [task_from_row(values) for values in chunk.to_pylist()]
-                left = set(tasks)
-                for batch in self._batches(tasks, blocked):
-                    rows = self._decide_batch(batch)
-                    left.difference_update(batch)
-                    yield _record_batch(row for row in rows if row["delay"] != _UNDECIDED_SECONDS)
-                    if self.condition is not Condition.NONE:
-                        for task, row in zip(batch, rows, strict=True):
-                            if blocks_identifier(row, self.condition):
-                                blocked.add(task.identifier)
-                yield _record_batch(blocked_row(task.sequence) for task in tasks if task in left)
-                # Only the last identifier of a chunk may have more tasks in the next one.
-                blocked.intersection_update({tasks[-1].identifier})
+            yield from TaskwiseTransform.decide(self, chunks)
         finally:
             self.composite.close()
 
-    def _batches(self, tasks: Sequence[Task], blocked: set[str]) -> Iterator[list[Task]]:
-        """Yield one batch of all tasks; under a condition, the first task of each identifier, then the second ..."""
-        if self.condition is Condition.NONE:
-            yield list(tasks)
-            return
-        waiting: dict[str, deque[Task]] = {}
-        for task in tasks:
-            waiting.setdefault(task.identifier, deque()).append(task)
-        while waiting := {name: rest for name, rest in waiting.items() if rest and name not in blocked}:
-            yield [rest.popleft() for rest in waiting.values()]
-
-    def _decide_batch(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    def decide_tasks(self, tasks: Sequence[Task]) -> list[dict[str, Any] | None]:
+        """Run the steps on these tasks as one batch."""
         batch = Batch(tasks, owner=self.batch.known_owner)
         try:
             decisions = handle_batch(self.composite, batch)
@@ -126,28 +91,19 @@ class CompositeTransform(Transform):
                 f"composite {self.composite.name!r}: on Spark a composite supports no in_commit, no after_commit, and"
                 " no push but APPEND: run the composite in a worker"
             )
-        return _decision_rows(decisions, batch.follow_ups, batch.releases)
+        return _rows(decisions, batch.follow_ups, batch.releases)
 
 
-def _record_batch(rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(list(rows), schema=DECISION_ARROW_SCHEMA)
-
-
-def _decision_rows(
+def _rows(
     decisions: Mapping[Task, Decision], follow_ups: Iterable[FollowUp], releases: Iterable[Release]
-) -> list[dict[str, Any]]:
-    tasks: dict[Task, list[dict[str, Any]]] = {}
-    groups: dict[Task, list[dict[str, Any]]] = {}
+) -> list[dict[str, Any] | None]:
+    pushed: dict[Task, dict[str, list[NewTask]]] = defaultdict(lambda: defaultdict(list))
     for each in follow_ups:
-        tasks.setdefault(each.task, []).extend(follow_up(each.topic, new) for new in each.tasks)
+        pushed[each.task][each.topic] += each.tasks
+    released: dict[Task, list[JunctionGroups]] = defaultdict(list)
     for release in releases:
-        lists = [list(group) for group in release.groups]
-        groups.setdefault(release.task, []).append(
-            {"topic": release.topic, "groups": lists, "junction": release.junction}
-        )
+        released[release.task].append(JunctionGroups(release.topic, release.groups, release.junction))
     return [
-        decision_values(
-            task.sequence, storable_decision(decision, json_text), tasks.get(task, ()), groups.get(task, ())
-        )
+        outcome_row(task.sequence, TaskOutcome(storable_decision(decision, json_text), pushed[task], released[task]))
         for task, decision in decisions.items()
     ]

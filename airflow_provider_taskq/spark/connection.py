@@ -60,7 +60,9 @@ class ConnectionInfo:
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         """Open a connection on the driver; `options` are parameters of `queue.connect`."""
         freeze_gc()  # Spark also plans and commits in Python workers
-        return self._connect(**options)
+        if self.from_file and _is_dsn_in_file():
+            return connect(None, **{"fallback_application_name": _APPLICATION_NAME, **options})
+        return connect(self.conninfo, **options)
 
     @contextmanager
     def queue(self, **options: Any) -> Iterator[JobQueue]:
@@ -74,14 +76,9 @@ class ConnectionInfo:
         freeze_gc()
         own = os.environ.get(DSN_VARIABLE) or os.environ.get(DSN_FILE_VARIABLE)
         # A binary COPY sends text in the encoding of the session, and Arrow needs UTF-8.
-        connected = connect if own and self.executors_may_override else self._connect
+        connected = connect if own and self.executors_may_override else self.connect
         with connected(client_encoding="utf8") as conn:
             yield JobQueue(conn)
-
-    def _connect(self, **options: Any) -> psycopg.Connection[Any]:
-        if self.from_file and _is_dsn_in_file():
-            return connect(None, **{"fallback_application_name": _APPLICATION_NAME, **options})
-        return connect(self.conninfo, **options)
 
     def __repr__(self) -> str:
         return "ConnectionInfo(...)"

@@ -6,7 +6,7 @@ import runpy
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import ModuleType
@@ -44,6 +44,7 @@ from airflow_provider_taskq.worker.composite import Composite
 logger = logging.getLogger(__name__)
 
 NO_LIMIT = 2**31 - 1
+NO_DEADLINE = datetime.max.replace(tzinfo=UTC)
 CLAIM_PAUSE = 0.2  # seconds until a claim is repeated that found nothing because of concurrent polls
 MAX_EMPTY_CLAIMS = 50  # the most such claims in a drain
 _CLAIMED = "tasks claimed: topic=%s claimed=%s resumed=%s"
@@ -92,41 +93,39 @@ class DrainTotals:
 
 @dataclass(frozen=True, slots=True)
 class DrainLimits:
-    """The limits of a drain: tasks in a round, rounds, tasks in all rounds, and the deadline. None is no limit."""
+    """The limits of a drain: tasks in a round, rounds, tasks in all rounds, and the deadline."""
 
-    size: int | None
-    rounds: int | None
-    budget: int | None
-    until: datetime | None
+    size: int
+    rounds: int
+    budget: int
+    until: datetime
 
     @classmethod
     def of(
         cls, size: int | None, rounds: int | None, budget: int | None, deadline: DurationLike | datetime | None
     ) -> "DrainLimits":
-        """Check the limits. A duration as deadline begins now. Raises TaskQueueError for an invalid limit."""
-        for name, number in (("size", size), ("rounds", rounds), ("budget", budget)):
-            if number is not None:
-                to_integer(number, name, 1)
+        """Check the limits. None is no limit. A duration as deadline begins now. Raises TaskQueueError."""
+        size, rounds, budget = (
+            NO_LIMIT if given is None else to_integer(given, name, 1)
+            for name, given in (("size", size), ("rounds", rounds), ("budget", budget))
+        )
         if deadline is not None and not isinstance(deadline, datetime):
             deadline = datetime.now(UTC) + to_timedelta(deadline, "deadline")
         if deadline is not None and deadline.tzinfo is None:
             raise InvalidArgument("deadline must have a time zone, or its meaning depends on the driver's machine")
-        return cls(size, rounds, budget, deadline)
+        return cls(size, rounds, budget, deadline or NO_DEADLINE)
 
     def reached(self, totals: DrainTotals) -> StopReason | None:
         """Return the limit that prevents another round; None if no limit does."""
-        if self.rounds is not None and totals.rounds - totals.isolating >= self.rounds:
+        if totals.rounds - totals.isolating >= self.rounds:
             return StopReason.ROUNDS
-        if self.budget is not None and totals.processed >= self.budget:
+        if totals.processed >= self.budget:
             return StopReason.BUDGET
-        if self.until is not None and datetime.now(UTC) >= self.until:
-            return StopReason.DEADLINE
-        return None
+        return StopReason.DEADLINE if datetime.now(UTC) >= self.until else None
 
     def next_size(self, totals: DrainTotals) -> int:
         """Return the maximum number of tasks in the next round."""
-        left = NO_LIMIT if self.budget is None else self.budget - totals.processed
-        return min(left, NO_LIMIT if self.size is None else self.size)
+        return min(self.size, self.budget - totals.processed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +146,13 @@ class DrainResult:
     resumed: int
     done: int
     completed: Mapping[Result, int]
-    undecided: int
-    seconds: float
-    rounds: int
-    pushed: int
-    stop_reason: StopReason
     failed: int
-    returned: int = 0
+    pushed: int
+    undecided: int
+    returned: int
+    rounds: int
+    stop_reason: StopReason
+    seconds: float
 
     @property
     def rate(self) -> float:
@@ -162,21 +161,9 @@ class DrainResult:
 
     def report(self) -> dict[str, Any]:
         """Return the result as JSON. The drain stores and logs it, and TaskQSparkSubmitOperator returns it."""
-        return {
-            "topic": self.topic,
-            "owner": self.owner,
-            "claimed": self.claimed,
-            "resumed": self.resumed,
-            "decided": self.done,
-            "completed": {result.name: count for result, count in self.completed.items()},
-            "failed": self.failed,
-            "pushed": self.pushed,
-            "undecided": self.undecided,
-            "returned": self.returned,
-            "rounds": self.rounds,
-            "stop_reason": self.stop_reason.name,
-            "seconds": round(self.seconds, 3),
-        }
+        completed = {result.name: count for result, count in self.completed.items()}
+        report = {**asdict(self), "completed": completed, "seconds": round(self.seconds, 3)}
+        return {"decided" if name == "done" else name: value for name, value in report.items()}
 
 
 def drain(
@@ -325,15 +312,16 @@ class DrainLoop:
         session, totals = self.session, self.totals
         claimed = self.ahead.result() if self.ahead is not None else 0
         self.ahead = None
-        if totals.rounds:
-            session.defer_held_tasks(self.until)
-        size = self.limits.next_size(totals)
         resumed = 0 if totals.rounds else session.count_resumed()
-        claimed += session.claim(max(0, size - resumed - claimed), self.order)
+        if totals.rounds:  # those without a decision come once
+            with session.connection_info.queue() as queue:
+                queue.defer_held(session.lease, self.until)
+        claimed += session.claim(max(0, self.limits.next_size(totals) - resumed - claimed), self.order)
         totals.claimed += claimed
         totals.resumed += resumed
         if claimed + resumed:
-            totals.isolating += session.holds_crashed()
+            with session.connection_info.queue() as queue:
+                totals.isolating += queue.max_claim(session.lease) is not None
             logger.info(_CLAIMED, session.topic, claimed, resumed)
         return claimed + resumed
 
@@ -367,7 +355,8 @@ class DrainLoop:
             session.run_transform(
                 replace(self.transform, batch=batch), stage, count, self.partitions, self.lease, self.until
             )
-        self.totals.add(session.finish_stage(stage))
+        with session.connection_info.queue() as queue:
+            self.totals.add(queue.close_stage(stage))
         self.totals.rounds += 1
         report_progress(self._progress(), self.on_progress)
 
@@ -393,17 +382,11 @@ class DrainLoop:
             result = DrainResult(
                 topic=topic,
                 owner=owner,
-                claimed=totals.claimed,
-                resumed=totals.resumed,
-                done=totals.done,
-                completed=totals.completed,
                 undecided=totals.undecided,
-                returned=totals.returned,
                 seconds=time.monotonic() - self.began,
-                rounds=totals.rounds,
-                pushed=totals.pushed,
                 stop_reason=stop_reason,
                 failed=counts.failed,
+                **{name: number for name, number in asdict(totals).items() if name != "isolating"},
             )
             outcome = {"claim": session.claim_fence, "failure": None if failure is None else str(failure)}
             queue.end_drain(owner, {**result.report(), **outcome}, session.lease)

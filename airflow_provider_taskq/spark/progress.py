@@ -3,16 +3,11 @@
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import psycopg
-
-from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.jobs import JobQueue
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.worker.connection import DatabaseSession
-from airflow_provider_taskq.worker.services import ServiceThread
+from airflow_provider_taskq.worker.services import PeriodicService
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +34,7 @@ class DrainProgress:
 OnProgress = Callable[[DrainProgress], None]
 
 
-class ProgressReporter(ServiceThread):
+class ProgressReporter(PeriodicService):
     """Reports the progress of one round, from a thread with its own connection.
 
     It counts the decisions in the round's stage, so the number is exact for any transform. Counting a million decisions
@@ -58,31 +53,21 @@ class ProgressReporter(ServiceThread):
         stage: str,
         on_progress: OnProgress | None,
     ) -> None:
-        super().__init__("taskq progress")
-        self._session = DatabaseSession(lambda: connection_info.connect(autocommit=True))
+        super().__init__("taskq progress", lambda: connection_info.connect(autocommit=True))
         self._before = before
         self._claimed = claimed
         self._stage = stage
         self._on_progress = on_progress
         self._began = time.monotonic()
 
-    def __exit__(self, *_: object) -> None:
-        self.stop(PAUSE)
-
     def _run(self) -> None:
-        pause = PAUSE
-        while not self._stopped.wait(pause):
-            began = time.monotonic()
-            with suppress(psycopg.Error, TaskQueueError):  # the lease keeper reports an unreachable server
-                self._report()
-            pause = max(PAUSE, (time.monotonic() - began) / MAX_SHARE)
-        self._session.close()
+        if not self._stopped.wait(PAUSE):  # a short round needs no connection
+            super()._run()
 
-    def _report(self) -> None:
+    def _run_once(self) -> float:
+        began = time.monotonic()
         with self._session.queue() as queue:
             staged = JobQueue(queue.conn).count_staged(self._stage)
-        if self._stopped.is_set():
-            return
         before = self._before
         progress = replace(
             before,
@@ -92,7 +77,9 @@ class ProgressReporter(ServiceThread):
             done=before.done + min(staged, self._claimed),
             seconds=before.seconds + time.monotonic() - self._began,
         )
-        report_progress(progress, self._on_progress)
+        if not self._stopped.is_set():
+            report_progress(progress, self._on_progress)
+        return max(PAUSE, (time.monotonic() - began) / MAX_SHARE)
 
 
 def report_progress(progress: DrainProgress, on_progress: OnProgress | None) -> None:

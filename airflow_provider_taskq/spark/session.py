@@ -27,14 +27,14 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.claims import held_sequences
-from airflow_provider_taskq.queue.jobs import LeaseKey, StageReport
+from airflow_provider_taskq.queue.jobs import LeaseKey
 from airflow_provider_taskq.spark.claimer import ClaimAhead, ParallelClaimer
 from airflow_provider_taskq.spark.composite import CompositeTransform
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.lease import DrainLease
-from airflow_provider_taskq.spark.transforms import TaskTransform, Transform
+from airflow_provider_taskq.spark.transforms import TaskwiseTransform, Transform
 from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 
 logger = logging.getLogger(__name__)
@@ -224,28 +224,10 @@ class DrainSession:
 
     def _partitions(self, transform: Transform, count: int) -> int:
         cores = self.jobs.cores()
-        if isinstance(transform, TaskTransform | CompositeTransform):
+        if isinstance(transform, TaskwiseTransform):
             # Several partitions for each core, because the calls of some partitions may take longer than others.
             return max(cores, min(4 * cores, count), math.ceil(count / PARTITION_CALLS))
         return max(cores, math.ceil(count / PARTITION_TASKS))
-
-    def finish_stage(self, stage: str) -> StageReport:
-        """Delete the rows of a committed stage, notify the consumers of its pushes, and return its numbers."""
-        with self.connection_info.queue() as queue:
-            return queue.close_stage(stage)
-
-    def defer_held_tasks(self, until: datetime | None) -> None:
-        """Exclude the tasks that are still held, without a decision, from the next round.
-
-        With `until`, leave out the tasks that were claimed later.
-        """
-        with self.connection_info.queue() as queue:
-            queue.defer_held(self.lease, until)
-
-    def holds_crashed(self) -> bool:
-        """Return whether the round has tasks that have had a crash, so that it has only some of them."""
-        with self.connection_info.queue() as queue:
-            return queue.max_claim(self.lease) is not None
 
     def release(self, queue: TaskQueue, *, crashed: bool = False) -> int:
         """Release the held tasks and end the lease, unless the drain continues a claim. Return the number of tasks."""

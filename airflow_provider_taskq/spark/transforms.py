@@ -13,9 +13,11 @@ import asyncio
 import inspect
 import json
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,7 +27,6 @@ from pyspark.sql import DataFrame
 
 from airflow_provider_taskq.queue import (
     Condition,
-    Decision,
     InvalidTask,
     Junction,
     Result,
@@ -93,7 +94,7 @@ _RUNNER = "a drain"
 _SUPPLIED = ("batch", "options")  # the values that a function may get, by the names of its parameters
 
 
-def in_arrow(function: ArrowFunction) -> "BatchTransform":
+def in_arrow(function: ArrowFunction) -> "FrameTransform":
     """Return the transform of a function that turns the Arrow batches of a partition into batches of decisions.
 
     The function may yield any number of batches. Their columns are `sequence`, `result`, and optionally `message`,
@@ -102,10 +103,18 @@ def in_arrow(function: ArrowFunction) -> "BatchTransform":
     Raises InvalidArgument if the function has a parameter without a default that is neither its first one nor
     `batch` or `options`; so do `in_pandas` and `by_task`.
     """
-    return BatchTransform(HandlerFunction.of(function, _RUNNER, _SUPPLIED, "the batches"))
+    called = HandlerFunction.of(function, _RUNNER, _SUPPLIED, "the batches")
+
+    def decide(tasks: DataFrame, batch: BatchContext, options: Options) -> DataFrame:
+        def decided(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from map(decisions_batch, called(batches, batch=batch, options=options))
+
+        return tasks.mapInArrow(decided, DECISION_SCHEMA)
+
+    return as_one_frame(decide)
 
 
-def in_pandas(function: PandasFunction) -> "BatchTransform":
+def in_pandas(function: PandasFunction) -> "FrameTransform":
     """Return the transform of a function from DataFrames of pandas to DataFrames of decisions; see `in_arrow`."""
     called = HandlerFunction.of(function, _RUNNER, _SUPPLIED, "the DataFrames")
 
@@ -113,7 +122,7 @@ def in_pandas(function: PandasFunction) -> "BatchTransform":
         for frame in called((each.to_pandas() for each in batches), batch=batch, options=options):
             yield pa.RecordBatch.from_pandas(frame, preserve_index=False)
 
-    return BatchTransform(HandlerFunction.of(convert, _RUNNER, _SUPPLIED))
+    return in_arrow(convert)
 
 
 def by_task(function: TaskFunction) -> "TaskTransform":
@@ -163,64 +172,70 @@ class FrameTransform(Transform):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTransform(Transform):
-    """A transform that processes the batches of a partition."""
+class TaskwiseTransform(Transform):
+    """A transform whose executors decide lists of tasks of a partition, without Spark's own operations.
 
-    function: HandlerFunction
+    Under a condition, a list has at most one task of an identifier. If the decision on it blocks the identifier, its
+    later tasks get no decision.
+    """
+
+    @abstractmethod
+    def decide_tasks(self, tasks: Sequence[Task]) -> list[dict[str, Any] | None]:
+        """Return for each task a row of DECISION_SCHEMA, or None for no decision."""
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
-        function, batch, options = self.function, self.batch, self.options
+        return tasks.select(*TASK_COLUMNS).mapInArrow(self.decide, DECISION_SCHEMA)
 
-        def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from map(decisions_batch, function(batches, batch=batch, options=options))
+    def decide(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the decisions on a partition, on an executor."""
+        blocked: set[str] = set()
+        for batch in batches:
+            tasks = [task_from_row(values) for values in batch.to_pylist()]
+            left, rows = dict.fromkeys(tasks), []
+            for chosen in self._lists(tasks, blocked):
+                for task, row in zip(chosen, self.decide_tasks(chosen), strict=True):
+                    del left[task]
+                    rows += [row] if row else []
+                    if self.condition is not Condition.NONE and blocks_identifier(row, self.condition):
+                        blocked.add(task.identifier)
+            rows += [blocked_row(task.sequence) for task in left]
+            yield pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
+            # Only the last identifier of a batch may have more tasks in the next one.
+            blocked.intersection_update({tasks[-1].identifier} if tasks else ())
 
-        return tasks.mapInArrow(decide, DECISION_SCHEMA)
+    def _lists(self, tasks: Sequence[Task], blocked: set[str]) -> Iterator[list[Task]]:
+        """Yield one list of all tasks; under a condition, the first task of each identifier, then the second ..."""
+        if self.condition is Condition.NONE:
+            yield list(tasks)
+            return
+        waiting: dict[str, deque[Task]] = {}
+        for task in tasks:
+            waiting.setdefault(task.identifier, deque()).append(task)
+        while waiting := {name: rest for name, rest in waiting.items() if rest and name not in blocked}:
+            yield [rest.popleft() for rest in waiting.values()]
 
 
 @dataclass(frozen=True, slots=True)
-class TaskTransform(Transform):
-    """A transform that processes one task after another.
-
-    Under a condition, the tasks of one identifier follow each other. If the decision on one of them blocks its
-    identifier, the later ones get no decision.
-    """
+class TaskTransform(TaskwiseTransform):
+    """A transform that calls a function with one task after another."""
 
     function: HandlerFunction
 
-    def __call__(self, tasks: DataFrame) -> DataFrame:
-        """Return the decisions on these tasks."""
-        function, context, options, condition = self.function, self.batch, self.options, self.condition
-
-        def call(task: Task) -> FunctionResult:
-            result: FunctionResult = function(task, batch=context, options=options)
-            return result
-
-        def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            identifier, blocked = None, False
-            for batch in batches:
-                rows = []
-                for values in batch.to_pylist():
-                    if condition is not Condition.NONE and values["identifier"] != identifier:
-                        identifier, blocked = values["identifier"], False
-                    if blocked:
-                        rows.append(blocked_row(values["sequence"]))
-                        continue
-                    row = decision_row(call, values)
-                    blocked = condition is not Condition.NONE and blocks_identifier(row, condition)
-                    rows += [row] if row else []
-                yield pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
-
-        return tasks.select(*TASK_COLUMNS).mapInArrow(decide, DECISION_SCHEMA)
+    def decide_tasks(self, tasks: Sequence[Task]) -> list[dict[str, Any] | None]:
+        """Call the function with each task."""
+        return [decision_row(partial(self.function, batch=self.batch, options=self.options), task) for task in tasks]
 
 
-def decision_row(function: Callable[[Task], FunctionResult], values: Mapping[str, Any]) -> dict[str, Any] | None:
+def decision_row(function: Callable[[Task], FunctionResult], task: Task) -> dict[str, Any] | None:
     """Call the function with a task, and return its decision as a row of DECISION_SCHEMA; None for no decision."""
-    sequence = values["sequence"]
+    if isinstance(task.payload, UnreadablePayload):
+        return outcome_row(task.sequence, TaskOutcome(decision_on(InvalidTask(task.payload.reason))))
     try:
-        return _outcome_values(sequence, _awaited(function(_readable_task(values))))
+        result = _awaited(function(task))
+        return outcome_row(task.sequence, result if isinstance(result, TaskOutcome) else TaskOutcome(result))
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- any error is the failure of this task only
-        return decision_values(sequence, decision_on(error), (), ())
+        return outcome_row(task.sequence, TaskOutcome(decision_on(error)))
 
 
 def blocked_row(sequence: int) -> dict[str, Any]:
@@ -238,21 +253,14 @@ def _awaited(result: Any) -> Any:
     return asyncio.run(finish()) if inspect.isawaitable(result) else result
 
 
-def _readable_task(values: Mapping[str, Any]) -> Task:
-    task = task_from_row(values)
-    if isinstance(task.payload, UnreadablePayload):
-        raise InvalidTask(task.payload.reason)
-    return task
-
-
 def task_from_row(values: Mapping[str, Any]) -> Task:
     """Return the task of a row of TASK_COLUMNS. A payload that cannot be decoded becomes an UnreadablePayload."""
     text = values["payload"]
     return Task(**{**values, "payload": None if text is None else decode_json(text)})
 
 
-def _outcome_values(sequence: int, result: FunctionResult) -> dict[str, Any] | None:
-    outcome = result if isinstance(result, TaskOutcome) else TaskOutcome(result)
+def outcome_row(sequence: int, outcome: TaskOutcome) -> dict[str, Any] | None:
+    """Return an outcome as a row of DECISION_SCHEMA, with its follow-ups if it is continued; None if undecided."""
     decision = decision_of(outcome.decision)
     if is_undecided(decision):
         return None
@@ -261,13 +269,6 @@ def _outcome_values(sequence: int, result: FunctionResult) -> dict[str, Any] | N
         {"topic": each.topic, "groups": _group_lists(each.groups), "junction": each.junction}
         for each in outcome.junctions
     ]
-    return decision_values(sequence, decision, tasks, groups)
-
-
-def decision_values(
-    sequence: int, decision: Decision, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return a decision as a row of DECISION_SCHEMA, with its follow-ups if it is continued."""
     return {
         "sequence": sequence,
         "result": Result(decision.result).name,

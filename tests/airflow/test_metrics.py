@@ -339,7 +339,7 @@ def test_tasks_drained_in_the_session_of_an_airflow_task_are_counted(receiver: R
     from airflow_provider_taskq.spark import DrainResult, StopReason
 
     completed = {Result.FAILURE: 2, Result.SUCCESS: 5}
-    metrics.drained(DrainResult("work", "me", 8, 1, 7, completed, 2, 1.5, 1, 4, StopReason.EMPTY, 1))
+    metrics.drained(DrainResult("work", "me", 8, 1, 7, completed, 1, 4, 2, 0, 1, StopReason.EMPTY, 1.5))
     assert receiver.sent == [
         ("taskq.polled", 8, {"topic": "work"}),
         ("taskq.completed", 2, {"topic": "work", "result": "FAILURE"}),

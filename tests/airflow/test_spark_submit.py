@@ -62,7 +62,7 @@ def test_the_drain_accepts_the_arguments_of_the_operator() -> None:
     parsed = _parser().parse_args(operator._arguments("-me"))
     assert (parsed.topic, parsed.owner, parsed.each, parsed.transform) == ("work", "-me", "rules:decide", None)
     assert parsed.option == ["day=2013-01-01", "note=a=b c"]
-    assert (parsed.size, parsed.rounds, parsed.budget, parsed.partitions) == (10, 0, None, 3)
+    assert (parsed.size, parsed.rounds, parsed.budget, parsed.partitions) == (10, None, None, 3)
     assert FailureLimit.of(parsed.max_failed) == FailureLimit(share=0.05)
     assert _parser().parse_args(drain(max_failed=0)._arguments("me")).max_failed == "0"
     limits = [drain(max_undecided=each)._arguments("me") for each in (0, "10", None)]

@@ -23,13 +23,8 @@ if TYPE_CHECKING:
     pass
 
 
-def values(payload: str | None = "null") -> dict[str, Any]:
-    named = {"topic": "work", "identifier": "a", "reference": None, "attempt": 1, "redelivered": False}
-    return {"sequence": 7, "payload": payload, **named}
-
-
 def row(outcome: object) -> dict[str, Any]:
-    made = decision_row(lambda _: outcome, values())  # type: ignore[arg-type, return-value]
+    made = decision_row(lambda _: outcome, Task(7, "work", "a", None, None, 1, False))  # type: ignore[arg-type, return-value]
     assert made is not None
     return made
 
