@@ -155,11 +155,8 @@ class UnansweredCommit:
             return decisions
         owner = in_flight.lease.owner
         queue.heartbeat(owner)
-        held = {task: task.attempt for task in queue.held(owner)}
-        for other in in_flight.lease.batches:
-            if other is not in_flight:
-                for task in other.tasks:
-                    # The call without an answer made the task ready, and a later poll claimed it again.
-                    held.pop(task, None)
+        # The call without an answer may have made a task ready, and a later poll may have claimed it again.
+        others = {task for other in in_flight.lease.batches if other is not in_flight for task in other.tasks}
+        held = {task: task.attempt for task in queue.held(owner) if task not in others}
         left = {task: decision for task, decision in decisions.items() if held.get(task) == task.attempt}
         return None if self._is_unanswered and not left else left

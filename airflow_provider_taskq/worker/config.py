@@ -8,7 +8,8 @@ from airflow_provider_taskq.queue import Condition, Decision, Order, Owner, Poll
 from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
-from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Connect, Timeouts
+from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Connect, Timeouts, connection_factory
+from airflow_provider_taskq.worker.functions import handler_of
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
 from airflow_provider_taskq.worker.limiter import Limiter
 from airflow_provider_taskq.worker.listener import WorkerListener
@@ -125,3 +126,5 @@ class WorkerConfig:
         polled = (self.size, self.prefetch, self.order, self.condition)
         if self.groups is not None and polled != (1, 0, Order.FIRST_IN_FIRST_OUT, Condition.NONE):
             raise ValueError("groups have an order and sizes of their own: no size, prefetch, order or condition")
+        self.connect: Connect = connection_factory(self.dsn, self.lease)
+        self.work_handler: WorkHandler = handler_of(self.handler)

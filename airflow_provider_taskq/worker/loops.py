@@ -135,8 +135,8 @@ class Loop:
             with self._lock:
                 if batch not in self._open:
                     return
-                self._open.remove(batch)
                 self._decided.append((batch, future))
+                self._open.remove(batch)  # then, as `_finish` ends when a batch is in neither
             activity.close()
             self._runtime.handler_ended(batch)
             self._runtime.idle_wait.wake_decided()

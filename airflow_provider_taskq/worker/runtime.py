@@ -14,8 +14,7 @@ from airflow_provider_taskq.queue.encoding import JsonEncoder, json_text
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
 from airflow_provider_taskq.worker.config import Groups, WorkerConfig
-from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
-from airflow_provider_taskq.worker.handlers import WorkHandler
+from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.lease import (
     HandlerStuck,
     InFlightBatch,
@@ -142,18 +141,9 @@ class ReturnedTasks:
 class WorkerRuntime:
     """Runtime of one worker: owns its threads, from start() to stop()."""
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        connect: Connect,
-        handler: WorkHandler,
-        counters: WorkerCounters,
-        *,
-        drains: bool = False,
-    ) -> None:
-        self.config = config
-        self.connect = connect
-        self.handler, self.handler_name = handler, name_of(handler)
+    def __init__(self, config: WorkerConfig, counters: WorkerCounters, *, drains: bool = False) -> None:
+        self.config, connect = config, config.connect
+        self.handler, self.handler_name = config.work_handler, name_of(config.work_handler)
         self.listeners = ListenerDispatcher(config.listener)
         self.counters = counters
         self.returned = ReturnedTasks(config.groups) if drains else None
@@ -233,7 +223,7 @@ class WorkerRuntime:
 
     def session(self) -> DatabaseSession:
         """Return a new session with the database."""
-        return DatabaseSession(self.connect, self.config.call_limit())
+        return DatabaseSession(self.config.connect, self.config.call_limit())
 
     def next_owner_name(self) -> str:
         """Return an owner name that was not used before."""

@@ -12,8 +12,7 @@ from airflow_provider_taskq.queue import DrainCounts, FailureLimit, MaxFailed, T
 from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.metrics import Recorder
 from airflow_provider_taskq.worker.config import WorkerConfig
-from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, connection_factory
-from airflow_provider_taskq.worker.functions import handler_of
+from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.loops import loops_of
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
 from airflow_provider_taskq.worker.services import CHECK_SECONDS, NotificationListener, StopSignals
@@ -55,18 +54,17 @@ class Worker(WorkerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.connect: Connect = connection_factory(self.dsn, self.lease)
-        self._handler = handler_of(self.handler)
         self._counters = WorkerCounters()
-        self._runtime: WorkerRuntime | None = None  # of the last start
+        self._runtime = WorkerRuntime(self, self._counters)  # of the last start; this one never starts
+        self._runtime.stopping.set()
+        self._runtime.stopped.set()
         self._hurried = False
         self._lock = threading.RLock()  # a signal handler may stop a worker that starts or stops in the same thread
 
     @property
     def is_active(self) -> bool:
         """Whether the worker runs; False from the beginning of a stop."""
-        runtime = self._runtime
-        return runtime is not None and not runtime.stopping.is_set()
+        return not self._runtime.stopping.is_set()
 
     def start(self, timeout: DurationLike | None = GRACE, *, drain: bool = False) -> bool:
         """Start the worker, and return when it holds a lease. Return False if the worker runs already.
@@ -79,10 +77,9 @@ class Worker(WorkerConfig):
         with self._lock:
             if self.is_active:
                 return False
-            if self._runtime is not None:
-                self._runtime.stop(0)  # an error of the limiter has ended its polls only
+            self._runtime.stop(0)  # an error of the limiter has ended its polls only
             self._hurried = False
-            runtime = WorkerRuntime(self, self.connect, self._handler, self._counters, drains=drain)
+            runtime = WorkerRuntime(self, self._counters, drains=drain)
             runtime.start(loops_of(runtime), to_seconds(timeout))
             self._runtime = runtime
             return True
@@ -100,8 +97,7 @@ class Worker(WorkerConfig):
             self.hurry()
         with self._lock:
             active = self.is_active
-            if self._runtime is not None:
-                self._runtime.stop(seconds, lambda: self._hurried)
+            self._runtime.stop(seconds, lambda: self._hurried)
             return active
 
     def __enter__(self) -> Self:
@@ -117,10 +113,8 @@ class Worker(WorkerConfig):
 
     def resume(self) -> bool:
         """Let the worker poll now instead of after its pause. Return False if the worker does not run."""
-        active = self.is_active
-        if active and self._runtime is not None:
-            self._runtime.idle_wait.wake()
-        return active
+        self._runtime.idle_wait.wake()
+        return self.is_active
 
     def statistics(self) -> WorkerStatistics:
         """Return the counters since the worker was created."""
@@ -132,8 +126,7 @@ class Worker(WorkerConfig):
 
     def lease_seconds_left(self) -> list[float]:
         """The seconds until each lease lapses that the worker holds now, by this machine's clock."""
-        runtime = self._runtime
-        return [] if runtime is None else [lease.seconds_left() for lease in runtime.keeper.leases]
+        return [lease.seconds_left() for lease in self._runtime.keeper.leases]
 
     def wait(self, timeout: DurationLike | None = None) -> bool:
         """Wait until `stop` stops the worker. Return False after `timeout`.
@@ -141,10 +134,8 @@ class Worker(WorkerConfig):
         :param timeout: None for no limit.
         :raises BaseException: the error of the limiter, if that ended the worker.
         """
-        seconds, runtime = to_seconds(timeout), self._runtime
-        if runtime is None:
-            return True
-        if not runtime.stopping.wait(seconds):
+        runtime = self._runtime
+        if not runtime.stopping.wait(to_seconds(timeout)):
             return False
         if runtime.error is not None:
             raise runtime.error
@@ -190,7 +181,7 @@ class Worker(WorkerConfig):
     def counts(self) -> DrainCounts:
         """Ask the database how many tasks this worker has ended since its last start, and how many of them failed."""
         runtime = self._runtime
-        if runtime is None or runtime.started is None:
+        if runtime.started is None:
             return DrainCounts(0, 0)
         with closing(self.connect()) as conn:
             return TaskQueue(conn).drain_counts(self.topic, runtime.owner_prefix, runtime.started)
@@ -213,8 +204,6 @@ class Worker(WorkerConfig):
     def _has_ended(self, *, drain: bool) -> bool:
         """Wait a moment, and return whether the worker was stopped, or has drained the topic."""
         runtime = self._runtime
-        if runtime is None:
-            return True
         return (runtime.idle if drain else runtime.stopping).wait(CHECK_SECONDS) or runtime.stopping.is_set()
 
 
