@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
@@ -65,6 +66,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
 
     operator_extra_links = (TaskQTopicLink(),)
     topic: str
+    trigger_type: "type[TaskQBaseTrigger]"  # its `wait_fields` are fields of the gate
 
     def __init__(
         self,
@@ -91,8 +93,12 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         """Return the gate's result if it is open, else None. Raises AirflowFailException if it can never open."""
 
     @abstractmethod
-    def _trigger(self, context: "Context", **kwargs: Any) -> "TaskQBaseTrigger":
-        """Return a trigger with the same wait as this gate. `kwargs` are the arguments of TaskQBaseTrigger."""
+    def _wait(self, context: "Context") -> Wait[Any]:
+        """Return the wait of this gate. Raises ValueError for invalid fields."""
+
+    def _rendered_fields(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  for a subclass
+        """Return the fields of the trigger that differ from those of the gate, once these are rendered."""
+        return {}
 
     def poke(self, context: "Context") -> PokeReturnValue:
         """Check once, and log the status of the gate if it has changed.
@@ -169,8 +175,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
     def _wait_log(self, context: "Context") -> "SensorWaitLog":
         log: SensorWaitLog | None = self.__dict__.get("_cached_wait_log")
         if log is None:
-            wait = self._trigger(context, taskq_conn_id=self.taskq_conn_id).wait
-            log = SensorWaitLog(lambda: self.hook, wait, self.log, context, stored=self.reschedule)
+            log = SensorWaitLog(lambda: self.hook, self._wait(context), self.log, context, stored=self.reschedule)
             self.__dict__["_cached_wait_log"] = log
         return log
 
@@ -180,7 +185,11 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         first_check = context["ti"].get_first_reschedule_date(context) if measured else None
         return first_check or datetime.now(UTC)
 
-    def _start_in_triggerer(self, trigger: str, **fields: Any) -> None:
+    def _trigger_fields(self) -> dict[str, Any]:
+        fields = (*self.trigger_type.wait_fields, "taskq_conn_id")
+        return {name: _serializable(getattr(self, name)) for name in fields if hasattr(self, name)}
+
+    def _start_in_triggerer(self) -> None:
         """With `start_from_trigger`, let the scheduler create the trigger from the gate's unrendered fields.
 
         Airflow 3.3 renders them in the triggerer. With an older release, a gate with templates defers from a worker.
@@ -189,14 +198,13 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
             return
         from airflow.triggers.base import BaseTrigger, StartTriggerArgs
 
-        fields["taskq_conn_id"] = self.taskq_conn_id
-        values = {name: _serializable(value) for name, value in fields.items()}
+        values = self._trigger_fields()
         if any(map(_has_template, values.values())) and not hasattr(BaseTrigger, "render_template_fields"):
             self.start_from_trigger = False
             return
         own = {"poke_interval": self.trigger_interval, "ends_task": self._ends_in_trigger, "stores": self._stores}
         self.start_trigger_args = StartTriggerArgs(
-            trigger_cls=trigger,
+            trigger_cls=f"{self.trigger_type.__module__}.{self.trigger_type.__qualname__}",
             next_method=self.execute_complete.__name__,
             trigger_kwargs={**values, **own},
             timeout=timedelta(seconds=self.timeout),
@@ -215,9 +223,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         self._wait_log(context).try_log_status()
         since = (deadline - timedelta(seconds=self.timeout)).isoformat()
         return self.defer(
-            trigger=self._trigger(
-                context,
-                taskq_conn_id=self.taskq_conn_id,
+            trigger=self.trigger_type(
+                **{**self._trigger_fields(), **self._rendered_fields(context)},
                 poke_interval=self.trigger_interval,
                 ends_task=self._ends_in_trigger,
                 stores=self._stores,
@@ -331,7 +338,11 @@ def _serializable(value: Any) -> Any:
         return str(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return sorted(map(_serializable, value))  # the same in each process
+    if isinstance(value, list | tuple):
         return [_serializable(each) for each in value]
     return value
 

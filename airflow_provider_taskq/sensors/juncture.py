@@ -7,6 +7,7 @@ from airflow.providers.common.compat.sdk import XComArg
 
 from airflow_provider_taskq.parameters import logical_task_name, parse_groups
 from airflow_provider_taskq.queue import Junction
+from airflow_provider_taskq.queue.waits import JunctureWait
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
 from airflow_provider_taskq.triggers.juncture import TaskQJunctureTrigger
 
@@ -30,6 +31,7 @@ class TaskQJunctureSensor(TaskQBaseSensor):
     """
 
     template_fields: Sequence[str] = ("topic", "groups", "taskq_conn_id")
+    trigger_type = TaskQJunctureTrigger
     ui_color = "#cfe2f3"
 
     def __init__(
@@ -44,12 +46,7 @@ class TaskQJunctureSensor(TaskQBaseSensor):
         self.topic = topic
         self.groups = groups
         self.junction = Junction(junction)
-        self._start_in_triggerer(
-            "airflow_provider_taskq.triggers.juncture.TaskQJunctureTrigger",
-            topic=topic,
-            groups=groups,
-            junction=self.junction.value,
-        )
+        self._start_in_triggerer()
 
     def check(self, context: "Context") -> dict[str, Any] | None:
         """Release the complete groups. Return the number of groups if all are released, else None."""
@@ -60,11 +57,10 @@ class TaskQJunctureSensor(TaskQBaseSensor):
         self.log.info("Checked groups: topic=%s released=%d groups=%d", self.topic, released, len(groups))
         return None if missing else {"topic": self.topic, "groups": len(groups)}
 
-    def _trigger(self, context: "Context", **kwargs: Any) -> TaskQJunctureTrigger:
-        return TaskQJunctureTrigger(
-            name=logical_task_name(context["ti"]),
-            topic=self.topic,
-            groups=[list(group) for group in parse_groups(self.groups)],
-            junction=self.junction.value,
-            **kwargs,
-        )
+    def _wait(self, context: "Context") -> JunctureWait:
+        name = logical_task_name(context["ti"])
+        return JunctureWait(name, self.topic, parse_groups(self.groups), self.junction.value, self.poke_interval)
+
+    def _rendered_fields(self, context: "Context") -> dict[str, Any]:
+        groups = [list(group) for group in parse_groups(self.groups)]
+        return {"name": logical_task_name(context["ti"]), "groups": groups}

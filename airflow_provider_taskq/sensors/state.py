@@ -7,7 +7,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, XComArg
 
 from airflow_provider_taskq.parameters import parse_identifiers
 from airflow_provider_taskq.queue import State
-from airflow_provider_taskq.queue.waits import check_wait
+from airflow_provider_taskq.queue.waits import StateWait, check_wait
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
 from airflow_provider_taskq.triggers.state import TaskQStateTrigger, count_states, failed_states_message
 
@@ -33,6 +33,7 @@ class TaskQStateSensor(TaskQBaseSensor):
     """
 
     template_fields: Sequence[str] = ("topic", "identifiers", "taskq_conn_id")
+    trigger_type = TaskQStateTrigger
     ui_color = "#cfe2f3"
 
     def __init__(
@@ -51,13 +52,7 @@ class TaskQStateSensor(TaskQBaseSensor):
         self.failed_states = state_names(failed_states) - self.states
         if not self.states:
             raise ValueError("invalid states: a gate without states would never open")
-        self._start_in_triggerer(
-            "airflow_provider_taskq.triggers.state.TaskQStateTrigger",
-            topic=topic,
-            identifiers=identifiers,
-            states=sorted(self.states),
-            failed_states=sorted(self.failed_states),
-        )
+        self._start_in_triggerer()
 
     def check(self, context: "Context") -> dict[str, Any] | None:
         """Return the number of tasks by state if the gate is open, else None.
@@ -65,21 +60,19 @@ class TaskQStateSensor(TaskQBaseSensor):
         Raises AirflowFailException if a task is in a failed state.
         """
         with self.hook.transaction() as queue:
-            states = check_wait(queue, self._trigger(context).wait)
+            states = check_wait(queue, self._wait(context))
         if states is None:
             return None
         if message := failed_states_message(self.topic, states, self.failed_states):
             raise AirflowFailException(message)
         return count_states(self.topic, states.values())
 
-    def _trigger(self, context: "Context", **kwargs: Any) -> TaskQStateTrigger:  # noqa: ARG002  of the base class
-        return TaskQStateTrigger(
-            topic=self.topic,
-            identifiers=list(parse_identifiers(self.identifiers)),
-            states=sorted(self.states),
-            failed_states=sorted(self.failed_states),
-            **kwargs,
-        )
+    def _wait(self, context: "Context") -> StateWait:  # noqa: ARG002  of the base class
+        identifiers = parse_identifiers(self.identifiers)
+        return StateWait(self.topic, identifiers, self.states, self.failed_states, self.poke_interval)
+
+    def _rendered_fields(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  of the base class
+        return {"identifiers": list(parse_identifiers(self.identifiers))}
 
 
 def state_names(states: Iterable[State | str] | State | str) -> frozenset[str]:

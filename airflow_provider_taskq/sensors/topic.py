@@ -13,9 +13,9 @@ from airflow_provider_taskq.parameters import (
 )
 from airflow_provider_taskq.queue import Condition, Order
 from airflow_provider_taskq.queue.arguments import DurationLike
-from airflow_provider_taskq.queue.waits import check_wait
+from airflow_provider_taskq.queue.waits import ReadyWait, check_wait
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
-from airflow_provider_taskq.triggers.topic import TaskQTrigger
+from airflow_provider_taskq.triggers.topic import TaskQTrigger, claim_request, ready_wait
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -54,6 +54,7 @@ class TaskQSensor(TaskQBaseSensor):
     """
 
     template_fields: Sequence[str] = ("topic", "min_tasks", "claim", "claim_as", "lease", "max_wait", "taskq_conn_id")
+    trigger_type = TaskQTrigger
     ui_color = "#cfe2f3"
 
     def __init__(
@@ -81,17 +82,7 @@ class TaskQSensor(TaskQBaseSensor):
         for name, value in (("min_tasks", min_tasks), ("claim", claim)):
             if isinstance(value, int):
                 parse_int(name, value, 1)  # fail when the DAG is parsed
-        self._start_in_triggerer(
-            "airflow_provider_taskq.triggers.topic.TaskQTrigger",
-            topic=topic,
-            min_tasks=min_tasks,
-            claim=claim,
-            claim_as=claim_as,
-            condition=self.condition.value,
-            order=self.order.value,
-            lease=lease,
-            max_wait=max_wait,
-        )
+        self._start_in_triggerer()
 
     def execute(self, context: "Context") -> Any:
         """Wait in the chosen mode, and return the gate's result."""
@@ -100,30 +91,17 @@ class TaskQSensor(TaskQBaseSensor):
 
     def check(self, context: "Context") -> dict[str, Any] | None:
         """Return the number of ready tasks, or with `claim` the claim, if the gate is open; else None."""
-        trigger, size = self._trigger(context), parse_int("claim", self.claim, 1)
-        if size is not None:
-            return self._claim(trigger, size, context)
+        if parse_int("claim", self.claim, 1) is not None:
+            return self._claim(logical_task_name(context["ti"]))
         with self.hook.transaction() as queue:
-            ready = check_wait(queue, trigger.wait)
+            ready = check_wait(queue, self._wait(context))
         return None if ready is None else {"topic": self.topic, "ready": ready}
 
-    def _trigger(self, context: "Context", **kwargs: Any) -> TaskQTrigger:  # noqa: ARG002  of the base class
-        max_wait = parse_optional_duration("max_wait", self.max_wait)
-        return TaskQTrigger(
-            topic=self.topic,
-            min_tasks=parse_int("min_tasks", self.min_tasks, 1) or 1,
-            condition=self.condition.value,
-            max_wait=None if max_wait is None else max_wait.total_seconds(),
-            claim=parse_int("claim", self.claim, 1),
-            claim_as=str(self.claim_as) if self.claim_as else None,
-            order=self.order.value,
-            lease=parse_duration("lease", self.lease).total_seconds(),
-            **kwargs,
-        )
+    def _wait(self, context: "Context") -> ReadyWait:  # noqa: ARG002  of the base class
+        return ready_wait(self)
 
-    def _claim(self, trigger: TaskQTrigger, size: int, context: "Context") -> dict[str, Any] | None:
-        logical_task = logical_task_name(context["ti"])
-        request = trigger.claim_request(size, trigger.claim_as or logical_task)
+    def _claim(self, logical_task: str) -> dict[str, Any] | None:
+        request = claim_request(self, str(self.claim_as or logical_task))
         with self.hook.get_conn() as connection:
             queue = InstrumentedQueue(connection)
             claimed = request.claim(queue)

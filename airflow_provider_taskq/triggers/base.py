@@ -37,6 +37,7 @@ class TaskQBaseTrigger(BaseTrigger):
     """
 
     topic: str
+    wait_fields: tuple[str, ...]  # the names of the subclass's constructor arguments, which are also attributes
 
     def __init__(
         self,
@@ -56,11 +57,6 @@ class TaskQBaseTrigger(BaseTrigger):
         self.resume_after = resume_after
         self.since = since
         self.wait_log: WaitLog | None = None  # created in `run`, because a WaitLog keeps the context of its creator
-
-    @property
-    @abstractmethod
-    def wait_fields(self) -> tuple[str, ...]:
-        """The names of the subclass's constructor arguments, which are also attributes."""
 
     @property
     @abstractmethod

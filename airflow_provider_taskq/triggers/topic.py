@@ -6,7 +6,7 @@ from asyncio import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowException
@@ -64,28 +64,23 @@ class TaskQTrigger(TaskQBaseTrigger):
         self.order = order
         self.lease = lease
 
-    @property
-    def wait_fields(self) -> tuple[str, ...]:
-        """The arguments of the wait, and those of the claim if there is one."""
-        claim_fields = () if self.claim is None else ("claim", "claim_as", "order", "lease")
-        return "topic", "min_tasks", "condition", "max_wait", *claim_fields
+    wait_fields = ("topic", "min_tasks", "condition", "max_wait", "claim", "claim_as", "order", "lease")
 
     @property
     def wait(self) -> ReadyWait:
         """The wait for ready tasks."""
-        return ReadyWait(self.topic, self._min_tasks, self.condition, self._max_wait_seconds, self.poke_interval)
+        return ready_wait(self)
 
     def event_payload(self, outcome: int) -> dict[str, Any]:
-        """Return how many tasks are ready, up to `min_tasks`, because the shared query may count further."""
-        return {"status": "ready", "topic": self.topic, "ready": min(outcome, self._min_tasks)}
+        """Return how many tasks are ready. The count stops at `min_tasks`."""
+        return {"status": "ready", "topic": self.topic, "ready": outcome}
 
     async def _wait_until_open(self) -> dict[str, Any]:
-        size = parse_int("claim", self.claim, 1)
-        if size is None or not self.ends_task:
+        if parse_int("claim", self.claim, 1) is None or not self.ends_task:
             return await super()._wait_until_open()
-        request = self.claim_request(size, self.claim_as or self.logical_task_name())
+        request = claim_request(self, self.claim_as or self.logical_task_name())
         while (claim := await self._try_claim(request)) is None:
-            await get_watcher(self.taskq_conn_id).wait_for(self.wait, self.wait_log)
+            await get_watcher(self.taskq_conn_id).wait_for(request.wait, self.wait_log)
             if (claim := await self._try_claim(request)) is not None:
                 break
             await asyncio.sleep(self.poke_interval)  # another consumer took the tasks first
@@ -103,27 +98,36 @@ class TaskQTrigger(TaskQBaseTrigger):
             self.log.log(level, message)
         return claim.as_dict()
 
-    def claim_request(self, size: int, owner: str) -> "ClaimRequest":
-        """Return the claim of the gate, for `size` tasks under an owner's name."""
-        return ClaimRequest(
-            topic=self.topic,
-            owner=owner,
-            size=size,
-            min_tasks=self._min_tasks,
-            order=Order(self.order),
-            condition=Condition(self.condition),
-            max_wait=self._max_wait_seconds,
-            lease=parse_duration("lease", self.lease),
-        )
 
-    @property
-    def _min_tasks(self) -> int:
-        return parse_int("min_tasks", self.min_tasks, 1) or 1
+class Gate(Protocol):
+    """The fields that TaskQSensor and TaskQTrigger share. Numbers and durations may be rendered text."""
 
-    @property
-    def _max_wait_seconds(self) -> float | None:
-        max_wait = parse_optional_duration("max_wait", self.max_wait)
-        return None if max_wait is None else max_wait.total_seconds()
+    topic: str
+    min_tasks: Any
+    condition: Any
+    max_wait: Any
+    poke_interval: Any
+    claim: Any
+    order: Any
+    lease: Any
+
+
+def ready_wait(gate: Gate) -> ReadyWait:
+    """Return the wait of a gate. Raises InvalidArgument, which names the parameter."""
+    max_wait = parse_optional_duration("max_wait", gate.max_wait)
+    return ReadyWait(
+        gate.topic,
+        parse_int("min_tasks", gate.min_tasks, 1) or 1,
+        Condition(gate.condition).value,
+        None if max_wait is None else max_wait.total_seconds(),
+        gate.poke_interval,
+    )
+
+
+def claim_request(gate: Gate, owner: str) -> "ClaimRequest":
+    """Return the claim of a gate that claims, under an owner's name. Raises InvalidArgument."""
+    size = parse_int("claim", gate.claim, 1) or 1
+    return ClaimRequest(ready_wait(gate), owner, size, Order(gate.order), parse_duration("lease", gate.lease))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +151,15 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """The parameters of a gate's claim: up to `size` tasks of a topic, once `min_tasks` are ready.
+    """The parameters of a gate's claim: up to `size` tasks, once the wait has an outcome.
 
-    :param max_wait: seconds; once the oldest due task has waited this long, one ready task is enough.
     :param lease: how long the claim lasts without a heartbeat.
     """
 
-    topic: str
+    wait: ReadyWait
     owner: str
     size: int
-    min_tasks: int = 1
     order: Order = Order.FIRST_IN_FIRST_OUT
-    condition: Condition = Condition.NONE
-    max_wait: float | None = None
     lease: timedelta = timedelta(hours=1)
 
     def claim(self, queue: TaskQueue) -> tuple[Claim, Takeover | None] | None:
@@ -173,6 +173,11 @@ class ClaimRequest:
             if claimed is None:
                 raise psycopg.Rollback(transaction)
         return claimed
+
+    @property
+    def topic(self) -> str:
+        """The topic of the claim."""
+        return self.wait.topic
 
     def _claim(self, queue: TaskQueue) -> tuple[Claim, Takeover | None] | None:
         previous = queue.owner(self.owner)
@@ -188,14 +193,14 @@ class ClaimRequest:
         if ready is None:
             return None
         owner = queue.register(self.owner, self.lease)
-        claimed = queue.claim(self.topic, owner, self.size, self.order, self.condition)
-        enough = min(self.min_tasks, self.size) if ready >= self.min_tasks else 1
+        claimed = queue.claim(self.topic, owner, self.size, self.order, self.wait.condition)
+        enough = min(self.wait.min_tasks, self.size) if ready >= self.wait.min_tasks else 1
         if claimed < enough and (not claimed or queue.max_claim(owner) is None):  # after a crash, a claim has fewer
             return None
         return Claim(self.topic, owner.name, owner.fence, claimed), takeover
 
     def _count_ready(self, queue: TaskQueue) -> int | None:
-        return check_wait(queue, ReadyWait(self.topic, self.min_tasks, self.condition.value, self.max_wait))
+        return check_wait(queue, self.wait)
 
 
 class ClaimExecutor:

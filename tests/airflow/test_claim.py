@@ -7,6 +7,7 @@ import pytest
 
 from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, TaskQueue
 from airflow_provider_taskq.queue.claims import Claim
+from airflow_provider_taskq.queue.waits import ReadyWait
 from airflow_provider_taskq.triggers.topic import ClaimRequest
 
 pytestmark = pytest.mark.promise("A retry, a cleared task and a restarted triggerer find the same claim")
@@ -80,6 +81,6 @@ def test_a_gate_opens_with_fewer_tasks_than_it_needs_after_a_crash(queue: TaskQu
     died = queue.register("died")
     assert queue.claim("work", died, 16) == 16
     queue.release(died, crashed=True)
-    claimed = ClaimRequest("work", "gate", size=16, min_tasks=16).claim(queue)
+    claimed = ClaimRequest(ReadyWait("work", 16), "gate", 16).claim(queue)
     assert claimed is not None
     assert claimed[0].claimed == 4

@@ -75,7 +75,8 @@ KINDS = {
         {"topic": "work", "ready": 2},
         (State.READY, State.READY, State.READY),
         TaskQTrigger,
-        {"min_tasks": 2, "condition": "NONE", "max_wait": None},
+        {"min_tasks": 2, "condition": "NONE", "max_wait": None, "claim": None, "claim_as": None, "lease": 3600.0}
+        | {"order": "FIRST_IN_FIRST_OUT"},
     ),
     "claim": Kind(
         TaskQSensor,

@@ -10,7 +10,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.triggers import TaskQTrigger
-from airflow_provider_taskq.triggers.topic import get_claim_executor
+from airflow_provider_taskq.triggers.topic import claim_request, get_claim_executor
 from tests.airflow.conftest import LINES, until
 
 pytestmark = [
@@ -61,7 +61,7 @@ async def test_a_triggerer_that_takes_over_finds_the_claim_and_claims_no_more(qu
 
 async def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    request = trigger(min_tasks=2).claim_request(2, NAME)
+    request = claim_request(trigger(min_tasks=2), NAME)
     assert await get_claim_executor("taskq_default").claim(request) is None
     assert queue.owner(NAME) is None
     assert owners(queue) == [None]
