@@ -16,7 +16,8 @@ from airflow_provider_taskq.spark.binary_copy import binary_rows
 from airflow_provider_taskq.spark.columns import json_of
 
 MAX_ERROR = 10_000  # characters
-MAX_DELAY = 3650 * 86_400 * 1_000_000  # microseconds
+_DAY = 86_400 * 1_000_000  # microseconds
+_MAX_DELAY, _MAX_SNOOZE = 3650 * _DAY, 100_000_000 * _DAY
 
 RESULT_NAMES = [result.name for result in sorted(Result)]  # no Arrow array: to make one, PyArrow imports pandas
 _ALL_RESULTS = ", ".join(result.name for result in sorted(Result))
@@ -140,14 +141,15 @@ def encode_decisions(batch: pa.RecordBatch, attempt: Attempt) -> Copy:
     sequences = batch.column("sequence")
     if sequences.null_count:
         raise InvalidTask("a decision has no sequence: the column sequence is null")
+    rows = _RowEncoder(batch, lambda place: f"the decision on task {sequences[place]}")
     results, messages = result_numbers(batch), optional(batch, "message")
     columns = [
         *attempt.columns(batch.num_rows),
         sequences.cast(pa.int64()),
         results.cast(pa.int16()),
         messages,
-        _errors(optional(batch, "error"), sequences),
-        _delays(optional(batch, "delay"), results, sequences),
+        pc.utf8_slice_codeunits(rows.texts("error").cast(pa.string()), -MAX_ERROR),  # a trace ends with its cause
+        rows.snoozes(results),
         optional(batch, "continued").cast(pa.bool_()),
     ]
     return Copy(
@@ -180,37 +182,6 @@ def result_numbers(batch: pa.RecordBatch) -> pa.Array:
     return numbers
 
 
-def _errors(errors: pa.Array, sequences: pa.Array) -> pa.Array:
-    if errors.null_count == len(errors):
-        return errors
-    if (found := pc.match_substring(errors, "\x00")) and pc.any(found).as_py():
-        place = pc.index(found, True).as_py()
-        raise InvalidTask(f"the error of the decision on task {sequences[place]} holds a NUL")
-    return pc.utf8_slice_codeunits(errors, -MAX_ERROR)  # a trace names its cause at the end
-
-
-def _delays(delays: pa.Array, results: pa.Array, sequences: pa.Array) -> pa.Array:
-    if delays.null_count == len(delays):
-        return delays
-    final = pc.and_(pc.equal(results, int(Result.FAILURE)), _is_negative(delays))
-    wrong = pc.and_(pc.is_valid(delays), pc.invert(pc.or_(pc.equal(results, int(Result.SUSPENSION)), final)))
-    if pc.any(wrong).as_py():
-        place = pc.index(wrong, True).as_py()
-        raise InvalidTask(f"the decision on task {sequences[place]} has a delay: only a SUSPENSION takes one")
-    if kinds.is_duration(delays.type):
-        return delays.cast(pa.duration("us"))
-    microseconds = pc.round(pc.multiply(delays.cast(pa.float64()), 1e6))
-    far = pc.invert(pc.less(pc.abs(microseconds), 9e18))  # inverted, as NaN is not less than anything
-    if pc.any(far).as_py():
-        raise InvalidTask(f"invalid delay of the decision on task {sequences[pc.index(far, True).as_py()]}")
-    return microseconds.cast(pa.int64()).cast(pa.duration("us"))
-
-
-def _is_negative(delays: pa.Array) -> pa.Array:
-    numbers = delays.cast(pa.int64()) if kinds.is_duration(delays.type) else delays
-    return pc.fill_null(pc.less(numbers, 0), False)
-
-
 def task_copies(batch: pa.RecordBatch, attempt: Attempt) -> list[Copy]:
     """Encode the new tasks of a push. Raises InvalidTask, which names the row, for one that cannot be staged."""
     first, identifiers = attempt.placed, batch.column("identifier")
@@ -230,7 +201,7 @@ def encode_tasks(
 
     :param parents: the decided tasks that these tasks follow.
     """
-    tasks, count = _TaskEncoder(batch, described), batch.num_rows
+    tasks, count = _RowEncoder(batch, described), batch.num_rows
     payloads = tasks.payloads()
     columns = [
         *attempt.columns(count),
@@ -252,8 +223,8 @@ def encode_tasks(
 
 
 @dataclass(frozen=True, slots=True)
-class _TaskEncoder:
-    """Converts the columns of one batch of new tasks."""
+class _RowEncoder:
+    """Converts the columns of one batch of decisions or new tasks. `described` names a row in an error."""
 
     batch: pa.RecordBatch
     described: Callable[[int], str]
@@ -271,18 +242,27 @@ class _TaskEncoder:
             return self.texts("payload")
         return self._encoded(payloads, lambda value: json_of(value, payloads.type), "payload")
 
-    def durations(self, name: str) -> pa.Array:
-        """Return durations, which the DataFrame has as intervals or in seconds."""
+    def durations(self, name: str, most: int = _MAX_DELAY) -> pa.Array:
+        """Return durations of at most so many microseconds, which the DataFrame has as intervals or in seconds."""
         column = optional(self.batch, name)  # becomes microseconds: a "day" of PostgreSQL may have 23 or 25 hours
-        if kinds.is_null(column.type) or kinds.is_duration(column.type):
-            microseconds = column.cast(pa.duration("us")).cast(pa.int64())
-        else:
-            scaled = pc.round(pc.multiply(column.cast(pa.float64()), 1e6))
-            valid = pc.less_equal(pc.abs(scaled), float(MAX_DELAY))  # false for NaN, too
-            self._refuse_any(pc.invert(valid), f"its {name} is not a number, or longer than 3650 days")
-            microseconds = scaled.cast(pa.int64())
-        self._refuse_any(pc.greater(microseconds, MAX_DELAY), f"its {name} is longer than 3650 days")
-        return microseconds.cast(pa.duration("us"))
+        wrong = f"its {name} is not a number, or longer than {most // _DAY} days"
+        if not kinds.is_null(column.type) and not kinds.is_duration(column.type):
+            column = pc.round(pc.multiply(column.cast(pa.float64()), 1e6))
+            self._refuse_any(
+                pc.invert(pc.less_equal(pc.abs(column), float(most))), wrong
+            )  # NaN is not less than anything
+            column = column.cast(pa.int64())
+        durations = column.cast(pa.duration("us"))
+        self._refuse_any(pc.greater(durations.cast(pa.int64()), most), wrong)
+        return durations
+
+    def snoozes(self, results: pa.Array) -> pa.Array:
+        """Return the delays of decisions: a SUSPENSION may have one, and a FAILURE a negative one, which is final."""
+        delays = self.durations("delay", _MAX_SNOOZE)
+        final = pc.and_(pc.equal(results, int(Result.FAILURE)), pc.less(delays.cast(pa.int64()), 0))
+        allowed = pc.or_(pc.equal(results, int(Result.SUSPENSION)), final)
+        self._refuse_any(pc.and_(pc.is_valid(delays), pc.invert(allowed)), "only a SUSPENSION takes a delay")
+        return delays
 
     def priorities(self) -> pa.Array:
         """Return priorities as 32-bit integers, which the staging table needs. The database checks their range."""
