@@ -73,32 +73,34 @@ BEGIN
         END IF;
         EXIT WHEN cardinality(v_found) >= CASE WHEN p_failing THEN 1 ELSE p_size END;
     END LOOP;
-    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq_internal.retries_of_same_groups(p_topic_id, v_found)
-                ELSE v_found END;
+    IF p_condition = 'BATCH' THEN  -- a poll hands out a batch as a whole
+        v_found := taskq_internal.fulfilled_dependents(p_topic_id, ARRAY(
+            SELECT a.sequence
+            FROM (SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                  AND l.sequence = ANY (v_found)) u
+            CROSS JOIN LATERAL (
+                SELECT b.sequence FROM taskq_internal.live b
+                WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0
+                  AND coalesce(b.polled, 'infinity') = 'infinity' AND b.holder IS NULL AND b.waits + 0 = :WAITS_PROBE
+                OFFSET 0) a));
+    END IF;
+    RETURN v_found;
 END $$;
 
--- Returns the given retries and the other retries of their identifiers, because a poll hands out a batch as a whole.
-CREATE FUNCTION taskq_internal.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN taskq_internal.fulfilled_dependents(p_topic_id, ARRAY(
-        SELECT a.sequence
-        FROM (SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
-              AND l.sequence = ANY (p_sequences)) u
-        CROSS JOIN LATERAL (
-            SELECT b.sequence FROM taskq_internal.live b
-            WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0
-                AND coalesce(b.polled, 'infinity') = 'infinity' AND b.holder IS NULL AND b.waits + 0 = :WAITS_PROBE
-            OFFSET 0) a));
-END $$;
-
--- Returns whether an attempted task has the turn of its identifier, and no task blocks the identifier.
-CREATE FUNCTION taskq_internal.has_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean
+-- Returns whether a poll under a condition could claim a retry: its dependencies are fulfilled, it has the turn of its
+-- identifier, and no task blocks the identifier.
+CREATE FUNCTION taskq_internal.may_promote(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
-                          AND l.sequence = p_sequence);
+    v_identifier text;
 BEGIN
+    IF taskq_internal.fulfilled_dependents(p_topic_id, ARRAY[p_sequence]) = '{}' THEN
+        RETURN false;
+    ELSIF p_condition = 'NONE' THEN
+        RETURN true;
+    END IF;
+    v_identifier := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                     AND l.sequence = p_sequence);
     RETURN (SELECT CASE WHEN p_condition = 'BATCH' THEN a.holder IS NULL ELSE a.sequence = p_sequence END
             FROM (SELECT) one
             LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, v_identifier, true) i ON true
@@ -125,14 +127,6 @@ DECLARE
 BEGIN
     UPDATE taskq_internal.live SET waits = :WAITS_PROBE
     WHERE topic_id = p_topic_id AND sequence = ANY (v_retries);
-END $$;
-
--- Returns whether a poll under a condition could claim a retry: its dependencies are fulfilled, and it has its turn.
-CREATE FUNCTION taskq_internal.may_promote(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN cardinality(taskq_internal.fulfilled_dependents(p_topic_id, ARRAY[p_sequence])) = 1
-        AND (p_condition = 'NONE' OR taskq_internal.has_turn(p_topic_id, p_sequence, p_condition));
 END $$;
 
 -- Returns whether a poll may promote retries of a topic, and whether they fail: then it may promote one, as the probe.
