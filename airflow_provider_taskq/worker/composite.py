@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from copy import copy
-from typing import Any, Self, TypeAlias, TypeVar, overload
+from typing import Any, Self, TypeAlias, TypeVar
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task
 from airflow_provider_taskq.queue.arguments import to_integer
@@ -25,7 +25,7 @@ class Composite:
 
         orders = Composite("orders")
 
-        @orders.step
+        @orders.step()
         def load(task: Task, batch: Batch) -> None: ...
 
         @orders.step(after=load)
@@ -51,23 +51,9 @@ class Composite:
         """Return how many batches a worker may have open; None for one in each of its threads."""
         return self._options[1] or None
 
-    @overload
-    def step(self, function: F, /) -> F: ...
-
-    @overload
     def step(
-        self, /, *, name: str | None = None, after: After = (), mode: StepMode | str = StepMode.PARALLEL
-    ) -> Callable[[F], F]: ...
-
-    def step(
-        self,
-        function: F | None = None,
-        /,
-        *,
-        name: str | None = None,
-        after: After = (),
-        mode: StepMode | str = StepMode.PARALLEL,
-    ) -> F | Callable[[F], F]:
+        self, *, name: str | None = None, after: After = (), mode: StepMode | str = StepMode.PARALLEL
+    ) -> Callable[[F], F]:
         """Add a function of one task, as a decorator: `task -> outcome`; or with the mode BATCH, of all tasks at once.
 
         If the function has a parameter `batch`, it gets the batch. It returns a Decision or a Result, or raises
@@ -92,7 +78,7 @@ class Composite:
             self._change(steps=(*self.steps, step))
             return function
 
-        return added if function is None else added(function)
+        return added
 
     def context(self, function: Context) -> Context:
         """Add a function `(batch, decisions) -> decisions or None` that runs after the last step, as a decorator.

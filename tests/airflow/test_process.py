@@ -181,7 +181,7 @@ def test_a_composite_and_a_handler_of_batches_are_used_as_they_are(queue: TaskQu
     assert sizes == [2]
     queue.push("work", ["c"])
     steps = Composite("steps")
-    steps.step(lambda _each: Result.FILTER, name="only")  # type: ignore[call-overload]
+    steps.step(name="only")(lambda _each: Result.FILTER)
     assert process(steps)["filtered"] == 1
 
 

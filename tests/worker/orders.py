@@ -15,7 +15,7 @@ class Order:
     name: str
 
 
-@orders.step
+@orders.step()
 def load(task: Task, batch: Batch) -> None:
     """Registers an order."""
     batch.register(Order, Order(task.identifier), task)

@@ -72,7 +72,7 @@ class Seen:
 def test_a_step_has_the_name_of_its_function_and_comes_after_named_steps() -> None:
     composite = Composite("orders")
 
-    @composite.step
+    @composite.step()
     def load(task: Task) -> None: ...
 
     @composite.step(after=load)
@@ -130,7 +130,7 @@ def test_a_running_composite_takes_no_more_steps_until_it_is_closed_and_pickles_
     composite = Composite("orders", threads=3).with_step(even(None), name="load")
     composite.handle(batch_of(1))
     with pytest.raises(InvalidArgument, match="'orders' has started and cannot be changed"):
-        composite.step(len)
+        composite.step()(len)
     composite.close()
     composite.step(name="more")(even(FILTER))
     assert results(composite, 1) == [FILTER]
@@ -188,7 +188,7 @@ def test_a_parallel_coroutine_step_awaits_all_tasks_at_once() -> None:
     """Also on the event loop that all batches share, so that they can share a client."""
     composite, met, loops = Composite("awaited"), list[asyncio.Barrier](), set[int]()
 
-    @composite.step
+    @composite.step()
     async def meet(task: Task, batch: Batch) -> Result:
         barrier = batch.suggest(asyncio.Barrier, lambda: asyncio.Barrier(len(batch.tasks)))
         async with asyncio.timeout(SECONDS):
@@ -243,7 +243,7 @@ def test_contexts_get_the_merged_decisions_and_add_theirs_by_priority() -> None:
 def test_follow_ups_are_in_the_order_of_the_tasks_whichever_thread_was_faster() -> None:
     composite, last = Composite("ordered", threads=4), threading.Event()
 
-    @composite.step
+    @composite.step()
     def send(task: Task, batch: Batch) -> None:
         assert task.sequence == 3 or last.wait(SECONDS)
         batch.push(task, "mail", [f"{task.sequence}"])
@@ -259,7 +259,7 @@ def test_follow_ups_are_in_the_order_of_the_tasks_whichever_thread_was_faster() 
 def test_a_follow_up_that_cannot_be_pushed_fails_its_task() -> None:
     composite = Composite("pushing")
 
-    @composite.step
+    @composite.step()
     def send(task: Task, batch: Batch) -> None:
         batch.push(task, "mail", [NewTask("a", priority=500 * (task.sequence == 1))])
 
@@ -333,7 +333,7 @@ def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) ->
         Composite("abandoned", concurrency=1).with_step(gate, name="wait", mode="BATCH").with_step(seen, after="wait")
     )
 
-    @composite.step
+    @composite.step()
     async def wait_for_ever(_: Task) -> None:
         gate.started.release()
         try:
@@ -358,7 +358,7 @@ def test_a_coroutine_of_a_batch_that_is_abandoned_before_it_began_is_never_made(
     """Python warns of a coroutine that was made and is never awaited."""
     composite = Composite("abandoned", concurrency=2)
 
-    @composite.step
+    @composite.step()
     async def block_the_loop(task: Task) -> None:
         gate([task])
 

@@ -94,7 +94,7 @@ def push(queue: TaskQueue, count: int) -> list[Task]:
 def test_both_engines_merge_parallel_and_sequential_steps_to_the_same_results(queue: TaskQueue, engine: Engine) -> None:
     composite = Composite("all kinds")
 
-    @composite.step
+    @composite.step()
     def load(task: Task, batch: Batch) -> None:
         batch.register(int, number_of(task), task)
 
@@ -212,7 +212,7 @@ def test_both_engines_push_and_then_release_for_continued_tasks_only(queue: Task
     queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(2)])
     composite = Composite("follow-ups")
 
-    @composite.step
+    @composite.step()
     def send(task: Task, batch: Batch) -> Decision:
         number = number_of(task)
         batch.push(task, "next", [NewTask(f"follows-{number}", {"of": number}, priority=number)])
@@ -250,7 +250,7 @@ def test_a_commit_hook_writes_with_the_decisions_and_adds_its_own(
 ) -> None:
     composite = Composite("auditing")
 
-    @composite.step
+    @composite.step()
     def decide(task: Task, batch: Batch) -> Result:
         def only_this(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
             queue.conn.execute("INSERT INTO notes VALUES (%s, 'alone')", (100 + len(decisions),))
@@ -294,7 +294,7 @@ def test_a_commit_hook_that_fails_fails_its_tasks_and_its_writes_are_undone(
 ) -> None:
     composite = Composite("failing")
 
-    @composite.step
+    @composite.step()
     def decide(task: Task, batch: Batch) -> None:
         number = number_of(task)
 

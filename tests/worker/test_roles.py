@@ -39,7 +39,7 @@ def test_a_worker_that_releases_groups_is_a_consumer_and_one_that_pushes_a_produ
     queue.push("work", ["a", "b"])
     handler = Composite("following")
 
-    @handler.step
+    @handler.step()
     def follow(task: Task, batch: Batch) -> Result | None:
         if followed:
             batch.push(task, "next", [task.identifier])
