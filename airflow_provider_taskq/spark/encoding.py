@@ -243,7 +243,7 @@ class _RowEncoder:
         return self._encoded(payloads, lambda value: json_of(value, payloads.type), "payload")
 
     def durations(self, name: str, most: int = _MAX_DELAY) -> pa.Array:
-        """Return durations of at most so many microseconds, which the DataFrame has as intervals or in seconds."""
+        """Return durations of up to `most` microseconds, which the DataFrame has as intervals or in seconds."""
         column = optional(self.batch, name)  # becomes microseconds: a "day" of PostgreSQL may have 23 or 25 hours
         wrong = f"its {name} is not a number, or longer than {most // _DAY} days"
         if not kinds.is_null(column.type) and not kinds.is_duration(column.type):

@@ -222,7 +222,7 @@ def test_no_role_has_rights_on_single_columns(matrix: Matrix, role: str) -> None
 
 
 @pytest.mark.parametrize("role", ["reader", "operator"])
-@pytest.mark.parametrize("source", [*VIEWS, "newest('work')"])
+@pytest.mark.parametrize("source", VIEWS)
 def test_a_reader_reads_each_view_without_a_right_on_a_table(matrix: Matrix, role: str, source: str) -> None:
     conn, names = matrix
     queue = TaskQueue(conn)
