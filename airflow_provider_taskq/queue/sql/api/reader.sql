@@ -118,7 +118,8 @@ LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_live     taskq_internal.live;
-    v_unserved text;
+    v_last     timestamptz;
+    v_unserved text;  -- if no owner holds its tasks, and none has ended for a minute
 BEGIN
     SELECT * INTO v_live FROM taskq_internal.live l WHERE l.topic_id = v_topic.topic_id AND l.sequence = p_sequence;
     reason := taskq.explain_task(v_topic.topic_id, p_sequence);
@@ -126,7 +127,13 @@ BEGIN
         waits_normally := v_live.attempt = 0 AND v_live.available_at > statement_timestamp()
             AND v_live.waits <= :WAITS_NOTHING AND NOT v_topic.paused;
         IF NOT v_topic.paused AND v_live.waits <= :WAITS_NOTHING AND v_live.available_at <= statement_timestamp() THEN
-            v_unserved := taskq_internal.explain_unserved(v_topic.topic_id);
+            v_last := taskq_internal.last_completed(v_topic.topic_id);
+            IF (v_last > statement_timestamp() - interval '1 minute') IS NOT TRUE
+                AND v_topic.topic_id <> ALL (taskq_internal.served_topics()) THEN
+                v_unserved := 'no worker seems to poll its topic: ' || coalesce(
+                    'the last task of it ended ' || taskq.format_duration(statement_timestamp() - v_last) || ' ago',
+                    'none of its tasks has ended yet');
+            END IF;
             waits_normally := reason IS NULL AND v_unserved IS NULL;
             reason := concat_ws('; ', reason, v_unserved, CASE WHEN reason IS NULL
                 THEN taskq_internal.queue_position(v_topic.topic_id, p_sequence) END);
@@ -257,24 +264,19 @@ DECLARE
     v_wait record;
 BEGIN
     FOR v_wait IN
-        WITH member AS (SELECT m.place, array_agg(m.identifier) AS identifiers, array_agg(m.number) AS numbers
-                        FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier)
-                            GROUP BY m.place)
-        SELECT u.place::int, u.name, u.topic, u.junction, t.topic_id, coalesce(m.identifiers, '{}') AS identifiers,
-               coalesce(m.numbers, '{}') AS numbers
+        SELECT u.place::int, u.name, u.topic, u.junction, t.topic_id, m.identifiers, m.numbers
         FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
-        LEFT JOIN member m ON m.place = u.place
         LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'UPDATE')
+        LEFT JOIN (SELECT m.place, array_agg(m.identifier) AS identifiers, array_agg(m.number) AS numbers
+                   FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier)
+                   GROUP BY m.place) m ON m.place = u.place
         ORDER BY u.place
     LOOP
         "position" := v_wait.place;
-        number := NULL;
-        IF v_wait.topic_id IS NULL THEN
-            number := -1;
-        ELSIF pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock(v_wait.topic_id)) THEN
-            number := cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, v_wait.identifiers,
-                    v_wait.numbers, v_wait.junction));
-        END IF;
+        number := CASE WHEN v_wait.topic_id IS NULL THEN -1
+            WHEN pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock(v_wait.topic_id))
+            THEN cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, coalesce(v_wait.identifiers, '{}'),
+                coalesce(v_wait.numbers, '{}'), v_wait.junction)) END;
         RETURN NEXT;
     END LOOP;
 END $$;

@@ -106,20 +106,6 @@ COMMENT ON FUNCTION taskq.explain_task IS
 'Explains in one sentence why a task is not running, or how it ended, for the view taskq.tasks. Returns NULL for an
 unknown task, and if a poll may return the task. Programs call taskq.explain.';
 
--- Returns a sentence if no worker seems to poll a topic: no owner holds its tasks, and none has ended for a minute.
--- Returns NULL otherwise.
-CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_last timestamptz := taskq_internal.last_completed(p_topic_id);
-BEGIN
-    IF v_last > statement_timestamp() - interval '1 minute' OR p_topic_id = ANY (taskq_internal.served_topics()) THEN
-        RETURN NULL;
-    END IF;
-    RETURN 'no worker seems to poll its topic: ' || coalesce(
-        'the last task of it ended ' || taskq.format_duration(statement_timestamp() - v_last) || ' ago',
-            'none of its tasks has ended yet');
-END $$;
-
 -- Returns a sentence with the position of a READY task among the first thousand tasks that a poll may claim.
 CREATE FUNCTION taskq_internal.queue_position(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
