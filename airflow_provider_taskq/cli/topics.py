@@ -238,8 +238,7 @@ def resume(session: Session, topics: tuple[str, ...], dry_run: bool) -> None:
 def _set_paused(session: Session, topics: tuple[str, ...], *, paused: bool, dry_run: bool) -> None:
     """Pause or resume all topics, or none."""
     with session.transaction(dry_run=dry_run) as queue:
-        change = audited(queue).pause if paused else audited(queue).resume
-        changed = {topic: change(topic) for topic in topics}
+        changed = {topic: audited(queue).set_paused(topic, paused=paused) for topic in topics}
     if not paused and not dry_run:
         session.notify(*changed)
     verb = ("would be " if dry_run else "") + ("paused" if paused else "resumed")

@@ -264,12 +264,13 @@ def _older_tasks(queue: TaskQueue, topic: str, given: PushFormOptions) -> str:
 def _set_paused(queue: TaskQueue, request: ActionRequest) -> PageResult:
     topic = _topic(request)
     _options(NoOptions, request)
-    if request.action == "pause":
-        changed = AuditedQueue(queue).pause(topic)
-        sentence = f"Pause {topic}: it hands out no task until it is resumed" + ("" if changed else " (paused already)")
-    else:
-        changed = AuditedQueue(queue).resume(topic)
-        sentence = f"Resume {topic}: it hands out tasks again" + ("" if changed else " (not paused)")
+    paused = request.action == "pause"
+    changed = AuditedQueue(queue).set_paused(topic, paused=paused)
+    sentence = (
+        f"Pause {topic}: it hands out no task until it is resumed{'' if changed else ' (paused already)'}"
+        if paused
+        else f"Resume {topic}: it hands out tasks again{'' if changed else ' (not paused)'}"
+    )
     return PageResult(int(changed), sentence)
 
 

@@ -240,16 +240,10 @@ class AuditedQueue:
         self.record("push", topic, f"by {insertion.name}", pushed.count)
         return pushed
 
-    def pause(self, topic: str) -> bool:
-        """Pause a topic. Return False if it was paused already."""
-        changed = self.queue.pause_topic(topic)
-        self.record("pause", topic, "the topic", int(changed))
-        return changed
-
-    def resume(self, topic: str) -> bool:
-        """Resume a topic. Return False if it was not paused."""
-        changed = self.queue.resume_topic(topic)
-        self.record("resume", topic, "the topic", int(changed))
+    def set_paused(self, topic: str, *, paused: bool) -> bool:
+        """Pause or resume a topic. Return False if it was paused or resumed already."""
+        changed = self.queue.pause_topic(topic) if paused else self.queue.resume_topic(topic)
+        self.record("pause" if paused else "resume", topic, "the topic", int(changed))
         return changed
 
     def release(self, owner: Owner) -> int:
