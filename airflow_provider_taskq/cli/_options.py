@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
@@ -107,19 +106,7 @@ def _max_failed(text: str) -> Any:
     return FailureLimit.of(text)
 
 
-class Text(ParamType):
-    """A text that PostgreSQL can store."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the text as it is. A text that PostgreSQL cannot store is a usage error."""
-        if isinstance(value, str) and ("\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
-            self.fail("it holds a NUL or bytes that are not UTF-8, which the database cannot store", param, ctx)
-        return value
-
-
-class Topic(Text):
+class Topic(ParamType):
     """The name of a topic; a shell completes it from the database."""
 
     name = "topic"
@@ -148,25 +135,13 @@ class Choice(WordChoice):
         return [CompletionItem(word) for word in self.choices if word.lower().startswith(incomplete.lower())]
 
 
-TOPIC, TEXT = Topic(), Text()
+TOPIC = Topic()
 DURATION = Parsed("duration", _duration)
 OPTIONAL_DURATION = Parsed("duration|none", lambda text: text if text == "none" else _duration(text))
 AGE = Parsed("duration", partial(_duration, longest=LONGEST_DURATION))  # the database does not store it
 MOMENT = Parsed("moment", _moment)
 MAX_FAILED = Parsed("count|share", _max_failed)
 SEQUENCE, COUNT = click.IntRange(0, 2**63 - 1), click.IntRange(1, 2**31 - 1)  # the ranges of bigint and int
-
-
-def storable(param: click.Parameter) -> click.Parameter:
-    """Return a parameter that accepts only text that PostgreSQL can store.
-
-    This is the parameter itself, or a copy of a parameter that accepts any text.
-    """
-    if param.type is not click.STRING:
-        return param
-    made = copy.copy(param)
-    made.type = TEXT
-    return made
 
 
 def combine_options(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:

@@ -19,24 +19,13 @@ from rich.text import Text
 from airflow_provider_taskq.cli._options import Refused
 
 STYLES = {  # of states, statuses and severities, in any case
-    "ACTIVE": "cyan",
-    "RUNNING": "cyan",
-    "READY": "green",
-    "SCHEDULED": "blue",
+    **dict.fromkeys(("ACTIVE", "RUNNING"), "cyan"),
+    **dict.fromkeys(("READY", "SUCCEEDED", "FINE"), "green"),
+    **dict.fromkeys(("SCHEDULED", "FILTERED", "NOTICE"), "blue"),
+    **dict.fromkeys(("PAUSED", "RETRYING", "EXPIRED", "SUSPENDED", "WARNING"), "yellow"),
+    **dict.fromkeys(("FAILED", "EXHAUSTED"), "red"),
+    **dict.fromkeys(("RECREATED", "REDUNDANT"), "dim"),
     "BLOCKED": "magenta",
-    "PAUSED": "yellow",
-    "RETRYING": "yellow",
-    "EXPIRED": "yellow",
-    "FAILED": "red",
-    "EXHAUSTED": "red",
-    "SUSPENDED": "yellow",
-    "FILTERED": "blue",
-    "SUCCEEDED": "green",
-    "RECREATED": "dim",
-    "REDUNDANT": "dim",
-    "FINE": "green",
-    "NOTICE": "blue",
-    "WARNING": "yellow",
     "CRITICAL": "bold red",
 }
 _UNLIMITED_WIDTH = 10_000

@@ -11,7 +11,7 @@ import click
 
 from airflow_provider_taskq import __version__
 from airflow_provider_taskq.cli._errors import translated_errors
-from airflow_provider_taskq.cli._options import CommandGroup, storable
+from airflow_provider_taskq.cli._options import CommandGroup
 from airflow_provider_taskq.cli._session import Session
 
 # Command: its module, and its line in the help.
@@ -137,6 +137,16 @@ class Program(CommandGroup):
             synonyms=SYNONYMS,
         )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words of a command. A word that PostgreSQL cannot store is a usage error."""
+        if not ctx.resilient_parsing and any(
+            "\x00" in word or any("\ud800" <= letter <= "\udfff" for letter in word) for word in args
+        ):
+            raise click.UsageError(
+                "a word holds a NUL or bytes that are not UTF-8, which the database cannot store", ctx
+            )
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         """Return the names of the commands, in the order of the help."""
         return list(VERBS)
@@ -170,7 +180,7 @@ class Program(CommandGroup):
     def _with_common_options(self, command: click.Command) -> click.Command:
         """Return a copy of a command in which it and its subcommands have the common options."""
         completed = copy.copy(command)
-        completed.params = [*map(storable, command.params), *self.common]
+        completed.params = [*command.params, *self.common]
         if isinstance(completed, click.Group):
             completed.commands = {name: self._with_common_options(sub) for name, sub in completed.commands.items()}
         return completed

@@ -19,8 +19,6 @@ from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.queue import Condition, FailureLimit, Order, TaskQueueError, TooManyUndecided
 from airflow_provider_taskq.worker import MetricsEndpoint, Worker
 
-ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
-
 
 @click.command(
     help="Handle the tasks of a topic with MODULE:FUNCTION: a function that takes a task and returns a Result, its "
@@ -33,11 +31,11 @@ ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 @click.option("--size", type=COUNT, default=1, show_default=True, help="Tasks per transaction.")
 @click.option("--threads", type=click.IntRange(1, 1000), default=1, show_default=True, help="Batches at the same time.")
 @click.option(
-    "--order", type=Choice(ORDERS), default=Order.FIRST_IN_FIRST_OUT, help="The order of tasks of one priority."
+    "--order", type=Choice(tuple(Order)), default=Order.FIRST_IN_FIRST_OUT, help="The order of tasks of one priority."
 )
 @click.option(
     "--condition",
-    type=Choice(CONDITIONS),
+    type=Choice(tuple(Condition)),
     default=Condition.NONE,
     help="The condition under which an identifier is handed out.",
 )

@@ -144,8 +144,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Drain a topic through a function of its tasks: as one DataFrame, in batches, or one by one.",
         epilog="The database: TASKQ_DSN, TASKQ_DSN_FILE, or libpq's environment.",
     )
-    parser.add_argument("--topic", required=True)
-    parser.add_argument("--owner", required=True, help="the name of this work, also of its retries")
+    add = parser.add_argument
+    add("--topic", required=True)
+    add("--owner", required=True, help="the name of this work, also of its retries")
     work = parser.add_mutually_exclusive_group(required=True)
     for name, given in (
         ("--transform", "a DataFrame of tasks, which returns a DataFrame of decisions"),
@@ -156,33 +157,27 @@ def _parser() -> argparse.ArgumentParser:
         text = f"a function of {given}; it gets the values of --option, if it has a parameter `options`"
         work.add_argument(name, metavar="PACKAGE.MODULE:FUNCTION", help=text)
     work.add_argument("--composite", metavar="PACKAGE.MODULE:NAME", help="a composite, whose steps run on executors")
-    parser.add_argument(
-        "--size", type=_positive, help="maximum number of tasks in a round (default: all that are ready)"
+    add("--size", type=_positive, help="maximum number of tasks in a round (default: all that are ready)")
+    add("--rounds", type=_rounds, default=1, help="maximum number of rounds, or `all` (default: 1)")
+    add("--budget", type=_positive, help="maximum number of tasks in all rounds")
+    text = "begin no round after this duration or timestamp with a time zone"
+    add("--deadline", type=_deadline, metavar="DURATION|MOMENT", help=text)
+    text = (
+        "exit with 1 if more tasks fail for good: a count such as 0 or 10, or a share of the tasks that ended, such as"
+        " 0.05 or 5%%; all results are committed before"
     )
-    parser.add_argument("--rounds", type=_rounds, default=1, help="maximum number of rounds, or `all` (default: 1)")
-    parser.add_argument("--budget", type=_positive, help="maximum number of tasks in all rounds")
-    parser.add_argument("--deadline", type=_deadline, metavar="DURATION|MOMENT",
-                        help="begin no round after this duration or timestamp with a time zone")  # fmt: skip
-    parser.add_argument("--max-failed", type=_max_failed, metavar="COUNT|SHARE",
-                        help="exit with 1 if more tasks fail for good: a count such as 0 or 10, or a share of the "
-                        "tasks that ended, such as 0.05 or 5%%; all results are committed before")  # fmt: skip
-    parser.add_argument("--max-undecided", type=_argument(parse_max_undecided), default=0, metavar="COUNT|None",
-                        help="exit with 1 if more tasks are left without a decision (default: 0)")  # fmt: skip
-    parser.add_argument("--claim", type=_positive, metavar="FENCE",
-                        help="the fence of a claim of this owner: drain only the tasks of the claim")  # fmt: skip
-    parser.add_argument(
-        "--lease",
-        type=_argument(parse_duration),
-        metavar="DURATION",
-        help="the length of the owner's lease (default: 5m, or that of the claim)",
-    )
-    parser.add_argument("--order", type=Order, choices=list(Order), default=Order.FIRST_IN_FIRST_OUT)
-    parser.add_argument("--condition", type=Condition, choices=list(Condition), default=Condition.NONE)
-    parser.add_argument("--partitions", type=_positive, help="number of partitions (default: by cores and tasks)")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a value for the function")
-    parser.add_argument(
-        "--log-level", default="WARN", choices=["ERROR", "WARN", "INFO", "DEBUG"], help="log level of Spark"
-    )
+    add("--max-failed", type=_max_failed, metavar="COUNT|SHARE", help=text)
+    text = "exit with 1 if more tasks are left without a decision (default: 0)"
+    add("--max-undecided", type=_argument(parse_max_undecided), default=0, metavar="COUNT|None", help=text)
+    text = "the fence of a claim of this owner: drain only the tasks of the claim"
+    add("--claim", type=_positive, metavar="FENCE", help=text)
+    text = "the length of the owner's lease (default: 5m, or that of the claim)"
+    add("--lease", type=_argument(parse_duration), metavar="DURATION", help=text)
+    add("--order", type=Order, choices=list(Order), default=Order.FIRST_IN_FIRST_OUT)
+    add("--condition", type=Condition, choices=list(Condition), default=Condition.NONE)
+    add("--partitions", type=_positive, help="number of partitions (default: by cores and tasks)")
+    add("--option", action="append", default=[], metavar="KEY=VALUE", help="a value for the function")
+    add("--log-level", default="WARN", choices=["ERROR", "WARN", "INFO", "DEBUG"], help="log level of Spark")
     return parser
 
 

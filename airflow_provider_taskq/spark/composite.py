@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from airflow_provider_taskq.queue import Decision, Insertion, NewTask, Task, TaskQueueError
+from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.spark.transforms import (
     FrameFunction,
@@ -37,8 +38,7 @@ def by_composite(composite: Composite, size: int = BATCH_SIZE) -> "CompositeTran
     """
     if not composite.steps:
         raise TaskQueueError(f"composite {composite.name!r} has no steps")
-    if size < 1:
-        raise TaskQueueError(f"the size of a batch must be a whole number of at least 1, not {size}")
+    to_integer(size, "size", 1)
     try:
         cloudpickle.dumps(composite)  # type: ignore[no-untyped-call]
     except Exception as error:

@@ -39,6 +39,7 @@ from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.progress import DrainProgress, OnProgress, ProgressReporter, report_progress
 from airflow_provider_taskq.spark.session import DrainSession
 from airflow_provider_taskq.spark.transforms import FrameFunction, Transform
+from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 from airflow_provider_taskq.worker.composite import Composite
 
 logger = logging.getLogger(__name__)
@@ -243,7 +244,9 @@ def drain(
     info = ConnectionInfo.resolve(dsn, executors_may_override=not local)
     session = DrainSession.open(spark, info, topic, owner, lease, condition, in_rounds=rounds != 1, claim=claim)
     with session.keep_lease() as drain_lease, session.release_on_error(drain_lease):
-        since = session.begin_drain()
+        with info.queue(autocommit=True) as queue:
+            since = queue.begin_drain(owner, topic, session.lease)
+            queue.expire(topic=topic)  # the first claim finds the tasks of the lapsed leases of others
         drain_lease.start_upkeep()  # after the expiry, which would skip leases that another session is ending
         if claim is not None and budget is None:
             limits = replace(limits, budget=session.count_resumed())
@@ -284,14 +287,11 @@ class DrainLoop:
     def run(self) -> StopReason:
         """Repeat rounds until no task is ready or a limit is reached, and return the reason."""
         try:
-            stop_reason = self._run_rounds()
-            if self.ahead is not None:  # the deadline has passed
-                self.ahead.stop()
+            return self._run_rounds()
         except BaseException:
             if self.ahead is not None:  # before the drain releases its tasks
                 self.ahead.cancel()
             raise
-        return stop_reason
 
     def _run_rounds(self) -> StopReason:
         empty_claims = 0
@@ -305,6 +305,8 @@ class DrainLoop:
                 if not self.totals.rounds:
                     logger.info(_CLAIMED, self.session.topic, 0, 0)
                 return StopReason.EMPTY
+        if self.ahead is not None:  # the deadline has passed
+            self.ahead.stop()
         return stop_reason
 
     def _claim(self) -> int:
@@ -320,8 +322,6 @@ class DrainLoop:
         totals.claimed += claimed
         totals.resumed += resumed
         if claimed + resumed:
-            with session.connection_info.queue() as queue:
-                totals.isolating += queue.max_claim(session.lease) is not None
             logger.info(_CLAIMED, session.topic, claimed, resumed)
         return claimed + resumed
 
@@ -334,16 +334,23 @@ class DrainLoop:
 
     def _may_claim_again(self, empty_claims: int) -> bool:
         """Return whether to repeat a claim that found nothing because concurrent polls hid tasks from it."""
-        if not self.session.has_unclaimed():
+        # A claim under a condition skips the identifiers that a concurrent poll examines. That poll may leave them too,
+        # if it began before the previous task of the identifier was completed.
+        session = self.session
+        if not session.in_rounds or session.condition is Condition.NONE:
             return False
-        if empty_claims <= MAX_EMPTY_CLAIMS:
-            return True
-        logger.warning("ready tasks are left, an open transaction locks them: topic=%s", self.session.topic)
-        return False
+        with session.connection_info.queue() as queue:
+            unclaimed = queue.has_unclaimed(session.topic, session.condition)
+        if unclaimed and empty_claims > MAX_EMPTY_CLAIMS:
+            logger.warning("ready tasks are left, an open transaction locks them: topic=%s", session.topic)
+        return unclaimed and empty_claims <= MAX_EMPTY_CLAIMS
 
     def _run_round(self, count: int, before: DrainProgress) -> None:
         session = self.session
-        stage, now, batch = session.open_stage()
+        with session.connection_info.queue() as queue:
+            self.totals.isolating += queue.max_claim(session.lease) is not None
+            stage, now = queue.open_stage(session.key, session.condition, in_rounds=session.in_rounds)
+            batch = BatchContext(BatchOwner(session.lease.name, queue.draw_fence(session.lease)))
         self._claim_ahead(now)
         description = f"taskq: decide {count:,} tasks of topic {session.topic} for {session.lease.name}"
         if before.round:

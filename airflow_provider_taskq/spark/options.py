@@ -131,15 +131,12 @@ def parse_partitions(values: Mapping[str, str]) -> int:
 
 def parse_number(text: str, name: str, least: int = 1, most: int = _MAX_BIGINT) -> int:
     """Parse a whole number from `least` to `most`. Raises TaskQueueError, which names the option."""
-    is_number = text.isascii() and text.isdigit()
-    # Python converts no text of more than 4,300 digits.
-    if is_number and (len(text) > _MAX_DIGITS or int(text) > most):
+    is_short = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS  # Python converts no 4,300 digits
+    if not is_short or not least <= int(text) <= most:
         raise TaskQueueError(
-            f"format taskq: option {name!r} must be a whole number of at most {most}, in at most {_MAX_DIGITS} digits,"
-            f" not {text!r:.50}"
+            f"format taskq: option {name!r} must be a whole number from {least} to {most}, in at most {_MAX_DIGITS}"
+            f" digits, not {text!r:.50}"
         )
-    if not is_number or int(text) < least:
-        raise TaskQueueError(f"format taskq: option {name!r} must be a whole number of at least {least}, not {text!r}")
     return int(text)
 
 

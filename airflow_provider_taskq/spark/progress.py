@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from airflow_provider_taskq.queue.jobs import JobQueue
 from airflow_provider_taskq.spark.connection import ConnectionInfo
@@ -85,13 +85,9 @@ class ProgressReporter(PeriodicService):
 def report_progress(progress: DrainProgress, on_progress: OnProgress | None) -> None:
     """Log the progress and call `on_progress`. An error of `on_progress` is logged and does not end the drain."""
     logger.info(
-        "drain progress: topic=%s round=%s done=%s claimed=%s seconds=%.0f tasks_per_second=%.0f",
-        progress.topic,
-        progress.round,
-        progress.done,
-        progress.claimed,
-        progress.seconds,
-        progress.done / progress.seconds if progress.seconds else 0,
+        "drain progress: topic=%(topic)s round=%(round)s done=%(done)s claimed=%(claimed)s seconds=%(seconds).0f"
+        " tasks_per_second=%(rate).0f",
+        {**asdict(progress), "rate": progress.done / progress.seconds if progress.seconds else 0},
     )
     if on_progress is not None:
         try:

@@ -199,22 +199,6 @@ def _least(*values: Any) -> Any:
     return min((value for value in values if value is not None), default=None)
 
 
-class _PushFilters:
-    """The method `pushFilters` in a form that Spark accepts while filter pushdown is off, which is the default.
-
-    If spark.sql.python.filterPushdown.enabled is off, Spark fails a read whose reader overrides `pushFilters`. Spark
-    compares `__func__` of the method with the function of the base class, so this callable shows that function. If the
-    setting is on, Spark calls the attribute.
-    """
-
-    def __init__(self, reader: "TasksReader") -> None:
-        self.reader = reader
-        self.__func__ = DataSourceReader.pushFilters
-
-    def __call__(self, filters: list[Any]) -> Iterable[Any]:
-        return [each for each in filters if not self.reader.filters.accept(each)]
-
-
 class TasksReader(DataSourceReader):
     """Reads the tasks of a topic: the columns of the schema, and the rows that pass the pushed filters.
 
@@ -241,8 +225,17 @@ class TasksReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> Any:  # noqa: N802
-        """The callable to which Spark passes the filters of the query."""
-        return _PushFilters(self)
+        """The callable to which Spark passes the filters of the query, if filter pushdown is on.
+
+        If it is off, which is the default, Spark fails a read whose reader overrides this method. To find out, Spark
+        compares the attribute `__func__` of the method with the function of the base class.
+        """
+
+        def push(filters: list[Any]) -> Iterable[Any]:
+            return [each for each in filters if not self.filters.accept(each)]
+
+        push.__func__ = DataSourceReader.pushFilters  # type: ignore[attr-defined]
+        return push
 
     def partitions(self) -> list[InputPartition]:
         """Return ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""

@@ -35,7 +35,6 @@ from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.transforms import TaskwiseTransform, Transform
-from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +104,8 @@ class DrainSession:
         return SparkJobs.of(self.spark, f"taskq-drain-{self.lease.fence}")
 
     @property
-    def _key(self) -> LeaseKey:
+    def key(self) -> LeaseKey:
+        """The name and the fence of the lease."""
         return self.lease.name, self.lease.fence
 
     @property
@@ -117,23 +117,12 @@ class DrainSession:
         """Return a context that keeps the lease, and cancels this drain's Spark jobs if the lease is lost."""
         return DrainLease(self.lease, self.connection_info, self.jobs.cancel, self.since)
 
-    def begin_drain(self) -> datetime:
-        """Store that the drain begins, and return the moment from which its failures count.
-
-        Expire the lapsed leases of other owners of the topic, so that the first claim finds their tasks. The
-        registration has just renewed the owner's own lease.
-        """
-        with self.connection_info.queue(autocommit=True) as queue:
-            since = queue.begin_drain(self.lease.name, self.topic, self.lease)
-            queue.expire(topic=self.topic)
-        return since
-
     def count_resumed(self) -> int:
         """Return the number of tasks of the topic that the owner held before this registration."""
         if not self.lease.resumed:
             return 0
         with self.connection_info.queue() as queue:
-            return sum(each.size for each in queue.held_bounds(self._key, self.topic, 1))
+            return sum(each.size for each in queue.held_bounds(self.key, self.topic, 1))
 
     def claim(self, size: int, order: Order) -> int:
         """Claim up to `size` tasks, under a condition whole identifiers in order, and return their number."""
@@ -160,22 +149,6 @@ class DrainSession:
 
     def _claimer(self, size: int, order: Order) -> ParallelClaimer:
         return ParallelClaimer(self.connection_info, self.topic, self.lease, order, size)
-
-    def has_unclaimed(self) -> bool:
-        """Return whether there are tasks to claim, although a claim has just found none."""
-        # A claim under a condition skips the identifiers that a concurrent poll examines. That poll may leave them too,
-        # if it began before the previous task of the identifier was completed.
-        if not self.in_rounds or self.condition is Condition.NONE:
-            return False
-        with self.connection_info.queue() as queue:
-            return queue.has_unclaimed(self.topic, self.condition)
-
-    def open_stage(self) -> tuple[str, datetime, BatchContext]:
-        """Open a stage of a round. Return its ID, the server's time, and the owner."""
-        with self.connection_info.queue() as queue:
-            stage, now = queue.open_stage(self._key, self.condition, in_rounds=self.in_rounds)
-            fence = queue.draw_fence(self.lease)
-        return stage, now, BatchContext(BatchOwner(self.lease.name, fence))
 
     def run_transform(
         self,

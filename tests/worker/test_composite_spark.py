@@ -127,7 +127,7 @@ def test_what_a_composite_cannot_do_on_spark_and_an_invalid_size_raise_one_sente
         TaskQueueError, match="'mine': on Spark a composite supports no in_commit, no after_commit, and"
     ):
         decided(only, "a")
-    with pytest.raises(TaskQueueError, match="the size of a batch must be a whole number of at least 1, not 0"):
+    with pytest.raises(TaskQueueError, match="invalid size 0: expected at least 1"):
         by_composite(Composite("noting").with_step(len, mode="BATCH"), 0)
 
 
