@@ -2,15 +2,17 @@
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 
 import click
+import psycopg
 
 from airflow_provider_taskq.cli._options import Refused
+from airflow_provider_taskq.cli._output import sanitize
 from airflow_provider_taskq.cli._session import Session
+from airflow_provider_taskq.queue import InvalidArgument, SchemaMismatch, TaskQueueError, UnknownTopic, verify
 
 # The kind of role that a command needs; the others only read. For a role that may not ask the database.
 _ROLE_KINDS = {
@@ -39,10 +41,6 @@ def translated_errors(session: Session) -> Iterator[None]:
         if message is None:
             raise
         _answer_error(session, message)
-
-        from airflow_provider_taskq.cli._output import sanitize
-        from airflow_provider_taskq.queue import InvalidArgument
-
         kind = Refused if isinstance(error, InvalidArgument) else click.ClickException
         raise kind(sanitize(message)) from error
 
@@ -54,12 +52,6 @@ def _answer_error(session: Session, message: str) -> None:
 
 def _message(session: Session, error: Exception) -> str | None:
     """Return the message for an error that the user can correct; None for a bug."""
-    if "psycopg" not in sys.modules:  # then neither psycopg nor the queue has raised the error
-        return None
-    import psycopg
-
-    from airflow_provider_taskq.queue import TaskQueueError, UnknownTopic
-
     if mismatch := _schema_mismatch(session, error):
         return mismatch
     if isinstance(error, UnknownTopic):
@@ -75,10 +67,6 @@ def _message(session: Session, error: Exception) -> str | None:
 
 def _schema_mismatch(session: Session, error: Exception) -> str | None:
     """Return what the schema differs in, if an error may come from the schema of another release."""
-    import psycopg
-
-    from airflow_provider_taskq.queue import SchemaMismatch, TaskQueueError, verify
-
     cause = error.__cause__ if isinstance(error, TaskQueueError) else error
     if not isinstance(cause, psycopg.ProgrammingError) or isinstance(cause, psycopg.errors.InsufficientPrivilege):
         return None
@@ -97,10 +85,6 @@ def _unknown_topic_message(session: Session, message: str) -> str:
 
     The message has the most similar topic, if the topics can be read, and the command that creates the topic.
     """
-    import psycopg
-
-    from airflow_provider_taskq.queue import TaskQueueError
-
     named = re.match(r"topic '((?:[^']|'')+)'", message)
     topic = named[1].replace("''", "'") if named else ""
     topics: list[str] = []
@@ -129,10 +113,6 @@ def _grant_message(session: Session, message: str) -> str:
 
 def _needed_kind(session: Session, message: str) -> tuple[str, bool]:
     """Return the kind of role that may call the function that a message names, and whether also a limited role may."""
-    import psycopg
-
-    from airflow_provider_taskq.queue import TaskQueueError
-
     with suppress(psycopg.Error, TaskQueueError), session.connection() as conn:
         found = conn.execute(_KINDS_OF_FUNCTION, (re.findall(r"\w+", message),)).fetchone()
         if found is not None:

@@ -76,17 +76,13 @@ def ask(sentence: str, *, yes: bool) -> None:
     click.confirm(f"{sanitize(sentence)} Go on?", abort=True, err=True)
 
 
-def console() -> Console:
-    """Return the console for stdout.
+def show(*parts: RenderableType) -> None:
+    """Print sentences and tables below each other, as wide as the terminal.
 
-    The console is as wide as the terminal. Without a terminal, lines keep their full width.
+    Without a terminal, lines keep their full width, and none ends in blanks.
     """
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _UNLIMITED_WIDTH
-    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
-
-
-def show(on: Console, *parts: RenderableType) -> None:
-    """Print sentences and tables below each other. Without a terminal, no line ends in blanks."""
+    on = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     if on.is_terminal:
         _print(on, parts)
         return

@@ -63,14 +63,14 @@ class Session:
 
     def answer(self, document: Mapping[str, Any], *parts: RenderableType) -> None:
         """With `--json` print the document, else the tables and sentences."""
-        from airflow_provider_taskq.cli._output import console, json_text, show
+        from airflow_provider_taskq.cli._output import json_text, show
 
         if self.json:
             import click
 
             click.echo(json_text(document))
         else:
-            show(console(), *parts)
+            show(*parts)
 
 
 def actor() -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from airflow_provider_taskq import __version__
-from airflow_provider_taskq.cli._errors import translated_errors
 from airflow_provider_taskq.cli._options import CommandGroup
 from airflow_provider_taskq.cli._session import Session
 
@@ -174,6 +173,8 @@ class Program(CommandGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Translate an error of the queue to a message on stderr and exit code 1."""
+        from airflow_provider_taskq.cli._errors import translated_errors  # it imports psycopg, and `--help` does not
+
         with translated_errors(ctx.ensure_object(Session)):
             return super().invoke(ctx)
 

@@ -65,19 +65,10 @@ class TaskQDataSource(DataSource):
     @classmethod
     def with_connection(cls, info: ConnectionInfo, name: str = "taskq") -> type["TaskQDataSource"]:
         """Return a data source for one database, under a format name of its own."""
-
-        # Spark pickles a class that is defined in a function by value. So the connection parameters travel with the
-        # class to the processes that plan, read and write, and appear in no option, plan or log.
-        class ConnectedDataSource(TaskQDataSource):
-            """The data source with fixed connection parameters."""
-
-            @classmethod
-            def name(cls) -> str:
-                """Return the name of the format."""
-                return name
-
-        ConnectedDataSource.connection_info = info
-        return ConnectedDataSource
+        # Spark pickles a class that no module has by value. So the connection parameters travel with the class to the
+        # processes that plan, read and write, and appear in no option, plan or log.
+        own = {"__module__": __name__, "connection_info": info, "name": classmethod(lambda _: name)}
+        return type("ConnectedDataSource", (cls,), own)
 
     def schema(self) -> StructType:
         """Return the columns of a read, or in SQL those of a name for INSERT INTO."""
