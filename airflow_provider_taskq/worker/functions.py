@@ -110,13 +110,9 @@ class EachHandler:
     ) -> None:
         self._concurrency = concurrency
         self._function = HandlerFunction.of(function, "a worker", ("batch",))
+        self.name = self._function.name  # for logs and errors
         self._success_on = success_on
         self._executor = executor
-
-    @property
-    def name(self) -> str:
-        """The name of the function, for logs and errors."""
-        return self._function.name
 
     def open(self) -> None:
         """Raise InvalidArgument if the executor cannot run the function."""
@@ -234,12 +230,8 @@ class BatchFunctionHandler:
     def __init__(self, function: BatchFunction, success_on: Exceptions, concurrency: int | None) -> None:
         self._concurrency = concurrency
         self._function = HandlerFunction.of(function, "a worker", (), "the batch")
+        self.name = self._function.name  # for logs and errors
         self._success_on = success_on
-
-    @property
-    def name(self) -> str:
-        """The name of the function, for logs and errors."""
-        return self._function.name
 
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Call the function and return its decisions, or a Future of them."""
