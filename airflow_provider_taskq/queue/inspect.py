@@ -219,7 +219,8 @@ class InspectMixin(FunctionCaller):
             return FoundTasks([], None)
         [found] = self._rows(
             "SELECT sequences, looked_to FROM taskq.find_tasks(%s::text, %s::int, %s::text, %s::text, %s::text,"
-            " %s::timestamptz, %s::timestamptz, %s::text, %s::text, %s::bigint, %s::bigint, %s::boolean, %s::int, %s::int)",
+            " %s::timestamptz, %s::timestamptz, %s::text, %s::text, %s::bigint, %s::bigint, %s::boolean, %s::int,"
+            " %s::int)",
             (
                 *(topic, state, given.status, given.identifier, given.reference, given.since, given.until),
                 *(given.error, given.error_group, given.pushed_with, after, newest, size, budget),
