@@ -21,11 +21,11 @@ def render_findings(session: Session, findings: Sequence[HealthFinding], *, all_
     document = [{**finding._asdict(), "severity": finding.severity.name} for finding in findings]
     shown = [finding for finding in findings if all_ or finding.severity > Severity.FINE]
     rows = [(finding.severity, finding.subject, finding.detail, str(finding.pid or "")) for finding in shown]
-    parts = [table(["severity", "~subject", "=what", "#pid"], rows)] if rows else []
+    listed = table(["severity", "~subject", "=what", "#pid"], rows)
     fine = len(findings) - len(shown)
     rest = [f"{fine} of {len(findings)} subjects are fine." if shown else "All subjects are fine."] if not all_ else []
     remedies = dict.fromkeys((finding.subject, finding.remedy) for finding in shown if finding.remedy)
     if remedies:
         rest.append("\nWhat mends it, or shows the cause:")
-    session.answer({"worst": worst.name, "findings": document}, *parts, *rest, *([facts(remedies)] if remedies else []))
+    session.answer({"worst": worst.name, "findings": document}, listed, *rest, *([facts(remedies)] if remedies else []))
     return worst

@@ -59,7 +59,7 @@ def owners(ctx: click.Context, search: str | None, after: int | None, size: int)
     if following:
         rest = [f"More owners follow: repeat with --after {following}."]
     document = {"owners": [_owner_document(owner) for owner in shown], "next": following}
-    session.answer(document, *([table(columns, rows)] if rows else []), *rest)
+    session.answer(document, table(columns, rows), *rest)
 
 
 @owners.command(help="Show one OWNER and the tasks that it holds.")

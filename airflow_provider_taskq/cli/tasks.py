@@ -84,9 +84,8 @@ def ls(
         wanted = TaskFilter(None if state is None else State[state], **given)
         found, looked_to = queue.find_tasks(topic, wanted, after=after, newest=not oldest, size=size + 1)
         tasks = queue.browse_tasks(topic, found[:size], MAX_ERROR)
-    is_full = len(found) > size
-    following = found[size - 1] if is_full else looked_to
-    stopped = following is not None and not is_full
+    following = found[size - 1] if len(found) > size else looked_to
+    stopped = following is not None and len(found) <= size
     rest = [] if tasks else ["No task matches."]
     if following is not None:
         reason = "The search stopped at" if stopped else "More tasks follow"

@@ -49,10 +49,10 @@ def ticks(ctx: click.Context, topic: str | None) -> None:
         )
         for name, line in lines
     ]
-    parts = [table(["~topic", "~prefix", "hash", "#waiting", "next", "?last"], rows)] if rows else []
+    shown = table(["~topic", "~prefix", "hash", "#waiting", "next", "?last"], rows)
     rest = [f"Topic {name} has more ticks than the list shows." for name in incomplete]
     document = {"ticks": [{"topic": name, **line._asdict()} for name, line in lines], "capped": incomplete}
-    session.answer(document, *parts, *rest, *([] if rows or rest else ["No tick waits."]))
+    session.answer(document, shown, *rest, *([] if rows or rest else ["No tick waits."]))
 
 
 @ticks.command(
