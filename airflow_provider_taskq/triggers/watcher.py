@@ -252,9 +252,9 @@ class Watcher:
 
     async def _sleep(self) -> None:
         """Sleep until something is due; a new wait or a notification may make it due earlier."""
-        connection = self._queue.connection if self._listens else None
-        if connection is not None:  # and not closed, or the call would have failed
+        if self._listens and self._queue.connection is not None:  # None after a failure, until the next check
             self._notified |= await self._queue.call(_notified_topics) & {wait.topic for wait in self._waits}
+        connection = self._queue.connection if self._listens else None
         if not self._waits:
             return
         loop = asyncio.get_running_loop()
