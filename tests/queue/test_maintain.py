@@ -37,9 +37,10 @@ SUCCEEDED = {State.SUCCEEDED, State.FILTERED, State.RECREATED, State.REDUNDANT}
 def run(queue: TaskQueue, *, walks_again: bool = True) -> int:
     """Carry out a run, as if the last one was long ago. Return how many tasks it has removed.
 
-    Without `walks_again`, only the minute between two runs has passed, and not the time between two walks over a topic.
+    Without `walks_again`, only a thousandth of the retention has passed, in which a walk pauses, and not the twentieth
+    after which it begins again.
     """
-    age_upkeep(queue.conn, DAY if walks_again else timedelta(minutes=1))
+    age_upkeep(queue.conn, DAY if walks_again else DAY / 1_000)
     calls = [queue.maintain()]
     while calls[-1].more:
         calls.append(queue.maintain())

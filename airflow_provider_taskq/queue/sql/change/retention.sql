@@ -17,8 +17,9 @@
 --
 -- No index has the tasks of a topic in the order of their ends, because every completion would have to maintain it. A
 -- walk follows the sequences, which have nearly that order. It stops at the first task that would be too young even if
--- it had ended at its push, and continues there in the next run. The walk passes tasks that ended later or that had to
--- stay. The next walk finds them, and begins after a twentieth of the retention.
+-- it had ended at its push, and continues there after a thousandth of the retention (a minute to an hour, as each pause
+-- writes a row). The walk passes tasks that ended later or that had to stay. The next walk finds them, and begins after
+-- a twentieth of the retention.
 
 -- Continues the walks over the topics with a retention for about 50 ms. Does nothing if the last run ended less than a
 -- minute ago, or if another session is continuing the run. The walk that has waited longest comes first, so that no
@@ -53,7 +54,7 @@ BEGIN
     END IF;
     v_until := clock_timestamp() + interval '50 milliseconds';
     FOR v_walk IN
-        SELECT * FROM taskq_internal.retention_walk w WHERE w.due <= v_began OR w.due > v_began + interval '1 minute'
+        SELECT * FROM taskq_internal.retention_walk w WHERE w.due <= v_began OR w.due > v_began + interval '1 hour'
         ORDER BY w.due, w.topic_id FOR UPDATE SKIP LOCKED
     LOOP
         count := count + taskq_internal.walk_topic(v_walk, least(500, 2000 - count)::int);
@@ -72,6 +73,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_began   timestamptz := clock_timestamp();
     v_topic   taskq_internal.topic;
+    v_kept    interval;
     v_end     bigint := least((SELECT s.last_value FROM taskq_internal.task_sequence s),
                               (taskq_internal.slowest_group(p_walk.topic_id)).handled);
     v_step    bigint := 1000;  -- sequences
@@ -83,6 +85,7 @@ DECLARE
     v_count   bigint := 0;
 BEGIN
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = p_walk.topic_id;
+    v_kept := least(v_topic.keep_succeeded, v_topic.keep_failed);
     WHILE NOT v_ended LOOP
         v_from := clock_timestamp();
         v_part := taskq_internal.purge_range(v_topic, v_passed, least(v_passed + v_step, v_end),
@@ -98,9 +101,11 @@ BEGIN
     v_again := v_ended AND p_walk.restarts <= v_began;
     UPDATE taskq_internal.retention_walk SET
         position = CASE WHEN v_again THEN 0 ELSE v_passed END,
-        due = CASE WHEN v_ended AND NOT v_again THEN v_began + interval '1 minute' ELSE clock_timestamp() END,
+        due = CASE WHEN v_ended AND NOT v_again
+                   THEN v_began + least(greatest(v_kept / 1000, interval '1 minute'), interval '1 hour')
+                   ELSE clock_timestamp() END,
         restarts = CASE WHEN v_again OR v_ended AND p_walk.restarts = 'infinity'
-            THEN v_began + greatest(least(v_topic.keep_succeeded, v_topic.keep_failed) / 20, interval '1 minute')
+            THEN v_began + greatest(v_kept / 20, interval '1 minute')
             ELSE p_walk.restarts END
     WHERE topic_id = p_walk.topic_id;
     RETURN v_count;
