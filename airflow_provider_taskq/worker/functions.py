@@ -127,13 +127,19 @@ class EachHandler:
         """Return the decision on each task, or a Future of them. Start no task after the batch is abandoned."""
         started: dict[Task, Any] = {}
         for task in batch.tasks:
-            call = self._call_of(task, batch)
             if self._executor is not None:
-                started[task] = self._executor.submit(batch, f"{self.name} for task {task.sequence}", call)
+                name = f"{self.name} for task {task.sequence}"
+                started[task] = self._executor.submit(batch, name, self._call_of(task, batch))
             elif batch.cancelled.is_set():
                 break
             else:
-                started[task] = attempt(call)
+                try:
+                    outcome = self._function(task, batch=batch)
+                    started[task] = outcome if isinstance(outcome, Future) else decision_of(outcome)
+                except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
+                    started[task] = decision_on(error, self._success_on)
+        if not any(isinstance(outcome, Future) for outcome in started.values()):
+            return started
         return then(started.values(), lambda: {task: self._decide(task, started[task], batch) for task in started})
 
     def close(self) -> None:
