@@ -22,8 +22,8 @@ from demo.processes import Servers, free_port, tail
 
 __all__ = ["AirflowError", "AirflowSite"]
 
-MIGRATE_SECONDS = 300
-STARTUP_SECONDS = 180
+MIGRATE_SECONDS = 900
+STARTUP_SECONDS = 900
 # Then kill: a scheduler would wait for its running tasks, and a triggerer may wait ten seconds for a process that has
 # ended already.
 STOP_SECONDS = 5

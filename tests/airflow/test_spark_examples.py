@@ -17,6 +17,7 @@ from tests.docs.blocks import read_blocks
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.documents,
+    pytest.mark.timeout(3600),
     pytest.mark.promise("`TaskQSparkSubmitOperator` drains with Spark, and fails as the drain does"),
 ]
 

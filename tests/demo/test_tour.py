@@ -75,6 +75,7 @@ def _killed_once(dsn: str, temporary: Path) -> Demo:
     ):
         try:
             _wait_until_held(dsn, running)
+            assert running.poll() is None, (temporary / "output").read_text()
             driver = _driver(running)
             for process in [*driver.children(recursive=True), driver]:
                 with contextlib.suppress(psutil.NoSuchProcess):  # a driver ends by itself after its children
