@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -10,10 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import Condition, TaskQueue, connect
+from airflow_provider_taskq.queue import Condition, Cursor, PartitionState, TaskQueue, connect
 from tests.chaos.checker import judge
-from tests.chaos.faults import kill_processes, mislead
-from tests.chaos.programs import Options
+from tests.chaos.faults import mislead
+from tests.chaos.programs import TOPIC, Options
 from tests.chaos.run import run
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.site import LOOPS, Site
@@ -58,20 +59,23 @@ def test_nothing_is_lost_and_no_decision_is_committed_twice(tmp_path: Path, name
 def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_and_repartitioned(
     tmp_path: Path,
 ) -> None:
-    """Each consumer that starts again asks for another number of partitions than the one before."""
-    kill = kill_processes(3.0, "reader-1", "reader-2")
-    seen: list[int | None] = [2]
+    """Who holds the group is killed. The other one, which waits for it with another number of partitions, goes on."""
+
+    def has_read(site: Site, partitions: Collection[int], position: Cursor) -> list[PartitionState]:
+        """The partitions of the group, if it has one of these numbers of them and each has read beyond a position."""
+        with connect(site.dsn) as conn:
+            states = TaskQueue(conn).partition_states(TOPIC)
+        goes_on = all(each.partitions in partitions and each.cursor > position for each in states)
+        return states if goes_on else []
 
     def repartition(site: Site, _: float) -> None:
-        def has_changed() -> bool:
-            kill(site, SECONDS)
-            with connect(site.dsn) as conn:
-                partitions = TaskQueue(conn).partition_states()[0].partitions
-            if partitions != seen[-1]:
-                seen.append(partitions)
-            return len(seen) > 3
-
-        until(has_changed, 300)
+        holders = {2: "reader-1", 3: "reader-2"}
+        states = until(lambda: has_read(site, holders, Cursor(0)))
+        for _ in range(3):
+            partitions, position = len(states), max(each.cursor for each in states)
+            site.kill(holders[partitions])
+            states = until(partial(has_read, site, [each for each in holders if each != partitions], position))
+            site.start(holders[partitions])
 
     roles = {"producer": "produce", "loop-1": "loop", "reader-1": "read", "reader-2": "read in three"}
     scenario = replace(SCENARIOS["quiet"], roles=roles, options=replace(LIGHT, rate=20.0, lease=2.0), fault=repartition)

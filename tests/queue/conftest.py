@@ -62,12 +62,13 @@ def background() -> Iterator[Callable[[Callable[[], T]], "Future[T]"]]:
         yield lambda call: pool.submit(call)
 
 
-def until(condition: Callable[[], object], seconds: float = 300, pause: float = 0.005) -> None:
-    """Waits until the condition holds; fails the test after a time limit."""
+def until(condition: Callable[[], T], seconds: float = 300, pause: float = 0.005) -> T:
+    """Waits until the condition holds, and returns its value; fails the test after a time limit."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < deadline, "what was awaited did not happen"
         time.sleep(pause)  # between two checks
+    return value
 
 
 def flush_statistics(conn: psycopg.Connection) -> None:
