@@ -96,13 +96,17 @@ class AirflowApi:
         )
 
     def wait_task(self, dag_id: str, run_id: str, task_id: str, states: Collection[str], timeout: float) -> str:
-        """Wait until a task is in one of the states; return that state. Fail at once if it ends in another."""
+        """Wait until a task is in one of the states; return that state.
+
+        Fail at once if it ends in another. The error then quotes the end of the log of each failed task.
+        """
         return self._wait(
             f"task {task_id} of {dag_id}",
             lambda: self.task_states(dag_id, run_id).get(task_id, "none"),
             states,
             timeout,
             {"success", "failed", "skipped", "upstream_failed", "removed"},
+            lambda: self._failed_logs(dag_id, run_id),
         )
 
     def wait_dags(self, *dag_ids: str, timeout: float = 120) -> None:

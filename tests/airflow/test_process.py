@@ -202,7 +202,7 @@ def test_a_kill_releases_the_tasks_without_a_decision(queue: TaskQueue) -> None:
 
     def hang(_each: Task) -> None:
         started.set()
-        assert let_go.wait(30)
+        assert let_go.wait(120)
 
     operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=hang)
     errors: list[BaseException] = []
@@ -216,7 +216,7 @@ def test_a_kill_releases_the_tasks_without_a_decision(queue: TaskQueue) -> None:
     running = threading.Thread(target=execute)
     running.start()
     try:
-        assert started.wait(30)
+        assert started.wait(120)
         operator.on_kill()
         assert states(queue) == [("a", State.READY)]
     finally:

@@ -108,7 +108,7 @@ def at_end(queue: TaskQueue, group: str = "readers") -> bool:
 
 def until_at_end(queue: TaskQueue, group: str = "readers") -> None:
     """Returns when the group has passed the whole log."""
-    until(lambda: at_end(queue, group), 20)
+    until(lambda: at_end(queue, group))
 
 
 def place(queue: TaskQueue, nth: int) -> Cursor:

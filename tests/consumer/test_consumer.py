@@ -94,10 +94,10 @@ def test_each_partition_has_progress_of_its_own(dsn: str, queue: TaskQueue) -> N
     @heard.group.on(lambda event: event.identifier == "id-0")
     def blocks(_event: Task) -> None:
         blocked.set()
-        assert go.wait(20)
+        assert go.wait(120)
 
     with Consumer(dsn, heard.group, "work", quick(partitions=2)):
-        assert blocked.wait(20)
+        assert blocked.wait(120)
         end = place(queue, 20)
         until(lambda: max(each.cursor for each in queue.partition_states("work")) == end)
         assert min(each.cursor for each in queue.partition_states("work")) < place(queue, 1)
@@ -172,10 +172,10 @@ def test_a_transactional_handler_commits_its_effects_with_the_progress(dsn: str,
         if event.identifier == "a":
             queue.push("work", ["follow-up"])
         inside.set()
-        assert go.wait(20)
+        assert go.wait(120)
 
     with Consumer(dsn, heard.group, "work", quick(transactional=True)):
-        assert inside.wait(20)
+        assert inside.wait(120)
         assert queue.conn.execute("SELECT FROM shelf").fetchall() == []
         assert queue.progress("readers", "work") is None
         go.set()
@@ -358,7 +358,7 @@ def test_an_interruption_ends_the_loop_quietly_without_progress(
     failing(heard, "a", 1, error)
     consumer = Consumer(dsn, heard.group, "work", quick(), on_failure=heard.fail)
     consumer.start()
-    assert consumer.wait(20), "its only partition has ended"
+    assert consumer.wait(120), "its only partition has ended"
     assert (heard.failures, consumer.errors) == ([], {})
     assert queue.progress("readers", "work") is None
     assert (state(queue).member, state(queue).error) == (None, None)
@@ -371,7 +371,7 @@ def test_a_stop_during_a_retry_delay_ends_at_once_without_progress(dsn: str, que
     consumer = Consumer(dsn, heard.group, "work", quick(retry=["1h"]), on_failure=heard.fail)
     consumer.start()
     heard.wait_failures(1)
-    assert consumer.stop(10)
+    assert consumer.stop(120)
     assert queue.progress("readers", "work") is None
 
 

@@ -169,8 +169,8 @@ def test_each_partition_gets_its_events_in_their_order_and_no_other(
     try:
         for consumer in consumers:
             consumer.start()
-        until(lambda: [each.partitions for each in consumers] == [[0], [1], [2]], 20)
-        until(lambda: sum(len(each.events) for each in heard) >= len(pushed), 20)
+        until(lambda: [each.partitions for each in consumers] == [[0], [1], [2]])
+        until(lambda: sum(len(each.events) for each in heard) >= len(pushed))
     finally:
         for consumer in consumers:
             consumer.stop()

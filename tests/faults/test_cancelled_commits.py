@@ -57,7 +57,7 @@ def test_finished_work_is_not_failed_by_a_commit_that_the_server_cancels(
     queue.push("work", ["a", "b"])
     limit_statements(queue, setting, "1s")  # the worker's own statements have to pass on a slow machine
     run_worker(dsn, gate, size=2, listener=FatalListener(fatal.append))
-    assert gate.began.wait(20)
+    assert gate.began.wait(120)
     with completions_blocked(open_queue):
         gate.open.set()
         until(lambda: fatal)  # more tries than a deadlock gets
@@ -104,7 +104,7 @@ def test_a_consumer_continues_after_the_server_cancels_its_progress(
     limit_statements(queue, "lock_timeout")
     settings = quick(lease=SECOND * 30, transactional=True)
     with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
-        assert started.wait(20)
+        assert started.wait(120)
         blocking = open_queue()
         block_verbs(blocking.conn)
         go_on.set()

@@ -141,7 +141,7 @@ def test_finished_work_is_committed_on_a_new_session_after_a_read_only_one(
     gate = Gate()
     queue.push("work", ["a"])
     run_worker(proxy.dsn(dsn), gate, lease=SECOND * 30)
-    assert gate.began.wait(20)
+    assert gate.began.wait(120)
     with read_only_sessions(queue, proxy, 2):
         gate.open.set()
     until(lambda: all_succeeded(queue, 1))

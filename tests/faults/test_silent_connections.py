@@ -53,7 +53,7 @@ def test_a_heartbeat_without_an_answer_is_sent_again_on_another_connection(
     gate = Gate()
     queue.push("work", ["a"])
     worker = run_worker(Named(proxy.dsn(dsn)), gate, lease=SECOND * 6)
-    assert gate.began.wait(20)
+    assert gate.began.wait(120)
     [registered] = queue.owners()
     until(lambda: queue.owners()[0].lease_until > registered.lease_until)
     silent = proxy.wait_for("heartbeat")
@@ -80,7 +80,7 @@ def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
 
     queue.push("work", ["a"])
     worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 3)
-    assert started.wait(20)
+    assert started.wait(120)
     proxy.freeze("heartbeat")
     until(lambda: worker.statistics().abandoned == 1)
     expired = queue.register("other", SECOND * 60)  # taken by the worker's expiry: it ran after its own lease lapsed
@@ -105,7 +105,7 @@ def test_a_lease_that_was_lost_by_the_clock_is_taken_once_heartbeats_get_through
 
     queue.push("work", ["a"])
     worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 3, workers=2)
-    assert started.wait(20)
+    assert started.wait(120)
     proxy.freeze("heartbeat")
     until(lambda: worker.statistics().abandoned == 1)
     proxy.thaw()
@@ -142,10 +142,10 @@ def test_a_listener_without_notifications_tests_its_connection(
     listener = NotificationListener(lambda: connect(proxy.dsn(dsn)), CHANNEL, heard.append, listening.release)
     listener.start()
     try:
-        assert listening.acquire(timeout=20)
+        assert listening.acquire(timeout=120)
         for link in proxy.links():
             link.freeze()
-        assert listening.acquire(timeout=20)  # on another connection
+        assert listening.acquire(timeout=120)  # on another connection
         queue.conn.execute("SELECT pg_notify(%s, 'hello')", (CHANNEL,))
         until(lambda: heard == ["hello"])
     finally:

@@ -185,4 +185,4 @@ def test_if_spark_does_not_pass_the_start_the_end_waits_for_all_visible_tasks(
             latest = pool.submit(reader(dsn).latestOffset)
             assert not wait([latest], timeout=0.5).done
             holding.commit()
-            assert latest.result(20) == {"sequence": last.sequence}
+            assert latest.result(120) == {"sequence": last.sequence}

@@ -330,7 +330,7 @@ def test_workers_of_topics_that_got_follow_ups_are_woken(queue: TaskQueue, make_
     until(lambda: listeners(queue) == 1)
     queue.push("work", ["a"])
     make_worker(each(pass_on), listen=False).start()
-    assert sent.wait(10)
+    assert sent.wait(120)
     until(lambda: states(queue, "mail") == [("m", State.SUCCEEDED)])
 
 

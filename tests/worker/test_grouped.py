@@ -71,7 +71,7 @@ def test_a_stop_releases_the_rest_of_the_group(dsn: str, queue: TaskQueue) -> No
     worker = batches(dsn, gate)
     with ThreadPoolExecutor() as pool:
         worker.start()
-        assert gate.began.wait(20)
+        assert gate.began.wait(120)
         stopped = pool.submit(worker.stop)
         until(lambda: not worker.is_active)
         gate.open.set()

@@ -93,7 +93,7 @@ def test_a_lost_lease_is_counted(queue: TaskQueue, make_worker: MakeWorker, serv
     worker.start()
     for owner in queue.owners():
         queue.release(owner)
-    until(lambda: of_worker(scrape(endpoint), "taskq_worker_leases_lost_total") == 1, 30)
+    until(lambda: of_worker(scrape(endpoint), "taskq_worker_leases_lost_total") == 1)
 
 
 def test_a_scrape_shows_the_depth_of_the_topic_by_status(
@@ -133,7 +133,7 @@ def test_a_role_sees_all_statuses_once_it_may_read_the_topic(
         until(lambda: statuses(endpoint) == STATUSES - {"failed", "suspended", "expired"})
         assert value(scrape(endpoint), "taskq_oldest_ready_seconds", topic="work") is None
         conn.execute("SELECT taskq.grant_access(%s, 'reader', '{work}')", (conninfo_to_dict(reader)["user"],))
-        until(lambda: statuses(endpoint) == STATUSES, 30)
+        until(lambda: statuses(endpoint) == STATUSES)
         assert value(scrape(endpoint), "taskq_oldest_ready_seconds", topic="work") == 0
         assert value(scrape(endpoint), "taskq_depth", topic="other", state="ready") == 0, "which it may consume only"
         assert value(scrape(endpoint), "taskq_depth", topic="other", state="failed") is None

@@ -33,7 +33,7 @@ def test_a_poll_claims_tasks_ahead_for_all_threads_which_poll_again_when_none_is
 
 
 def test_idle_threads_handle_new_tasks_at_once(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=120)
 
     def meet(_: Task) -> None:
         together.wait()
@@ -62,7 +62,7 @@ def test_a_stop_waits_for_the_batch_in_hand_and_gives_back_the_prefetched_tasks(
         gate.open.set()
 
     threading.Thread(target=open_gate).start()
-    assert worker.stop(timedelta(seconds=10))
+    assert worker.stop(timedelta(seconds=120))
     assert queue.owners() == []
     assert [state for _, state in states(queue)] == [State.SUCCEEDED, *[State.READY] * 3]
     assert gate.started == ["in hand"]
@@ -84,11 +84,11 @@ def test_a_stop_releases_batches_that_exceed_its_timeout_and_ignores_their_handl
 
     worker = make_worker(batch(handle), prefetch=prefetch)
     worker.start()
-    assert started.wait(10)
+    assert started.wait(120)
     until(lambda: worker.statistics().in_flight == 1 + prefetch)
     worker.stop(timedelta(milliseconds=50))
     go_on.set()
-    assert ended.wait(10)
+    assert ended.wait(120)
     assert [(info.state, info.attempt) for info in everything(queue)] == [(State.READY, 0)] * 2
     assert worker.statistics().abandoned == 1 + prefetch
 
@@ -140,7 +140,7 @@ def _send_signal(worker: Worker, number: signal.Signals) -> None:
     assert worker._runtime is not None
     stopping = worker._runtime.stopping
     os.kill(os.getpid(), number)
-    assert stopping.wait(10)
+    assert stopping.wait(120)
 
 
 def test_a_second_signal_ends_the_wait_and_releases_the_batches_in_flight(

@@ -344,14 +344,14 @@ def test_a_lost_lease_abandons_its_batch_and_commits_nothing(
 
     worker = make_worker(handle, lease=timedelta(seconds=3))
     worker.start()
-    assert started.wait(10)
+    assert started.wait(120)
     with queue.conn.transaction():  # so that the worker neither extends nor expires the lease meanwhile
         [owner] = queue.owners()
         lapse(queue, owner)
         assert queue.expire() == 1
         successor = queue.register("successor")
         assert queue.poll("work", successor) == [task]
-    assert cancelled.wait(10)
+    assert cancelled.wait(120)
     until(lambda: worker.statistics().abandoned == 1)
     queue.push("work", ["b"])
     assert effects() == []

@@ -21,7 +21,8 @@ def watched(name: str, trigger: Any) -> list[Asset]:
     return [Asset(name, watchers=[AssetWatcher(name=name, trigger=trigger)])]
 
 
-claims = TaskQEventTrigger(topic="orders", mode="claim", lease=12, cooldown=6)
+# Where a loop of the scheduler takes longer than the cooldown, the closing events start the runs of the last tasks.
+claims = TaskQEventTrigger(topic="orders", mode="claim", lease=12, cooldown=6, closing_events=6)
 
 with DAG("claimed", schedule=watched("orders", claims)):
     record("recorded-claimed")
