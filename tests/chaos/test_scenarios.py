@@ -59,7 +59,7 @@ def test_nothing_is_lost_and_no_decision_is_committed_twice(tmp_path: Path, name
 def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_and_repartitioned(
     tmp_path: Path,
 ) -> None:
-    """Who holds the group is killed. The other one, which waits for it with another number of partitions, goes on."""
+    """The holder of the group is killed. The other one, which waits with another number of partitions, goes on."""
 
     def has_read(site: Site, partitions: Collection[int], position: Cursor) -> list[PartitionState]:
         """The partitions of the group, if it has one of these numbers of them and each has read beyond a position."""
