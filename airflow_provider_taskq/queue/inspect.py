@@ -33,6 +33,16 @@ _SELECT_TASK_INFO: LiteralString = (
     "SELECT sequence, topic, identifier, payload, reference, attempt, redelivered, state, descent, status, owner,"
     " crashes, priority, created, available_at, completed, output, error, error_summary, polled"
 )
+# A task of a list: sizes instead of values, and how long the last attempt waited for its poll and ran.
+_SELECT_LINE: LiteralString = (
+    "SELECT t.sequence, t.topic, t.identifier, t.reference, t.state, t.descent, t.status, t.attempt, t.crashes,"
+    " t.redelivered, t.priority, t.created, t.available_at, t.completed, t.owner, t.lease_until,"
+    " left(t.error, nullif(%s::int, 0)) AS error, t.error_summary, octet_length(t.payload::text) AS payload_bytes,"
+    " octet_length(t.output::text) AS output_bytes, CASE WHEN isfinite(t.polled)"
+    " THEN greatest(t.polled - greatest(t.created, t.available_at), '0') END AS waited,"
+    " CASE WHEN isfinite(t.polled) AND (t.completed IS NOT NULL OR t.state = 0)"
+    " THEN greatest(coalesce(t.completed, statement_timestamp()) - t.polled, '0') END AS ran"
+)
 
 
 class InspectMixin(FunctionCaller):
@@ -194,7 +204,7 @@ class InspectMixin(FunctionCaller):
 
         :param error_length: how many characters of the traceback each has; 0 for the summary of the error only.
         """
-        found = self._report("browse_tasks(%s::text, %b::bigint[], %s::int)", topic, sequences, error_length)
+        found = self._lines("task(%s::text, VARIADIC %b::bigint[]) t", error_length, topic, list(sequences))
         by_sequence = {task.sequence: task for task in found}
         return [by_sequence[sequence] for sequence in sequences if sequence in by_sequence]
 
@@ -230,7 +240,8 @@ class InspectMixin(FunctionCaller):
 
     def search_tasks(self, text: str, size: int = 50) -> list[Row]:
         """Return tasks of all topics whose sequence, identifier or reference equals a text, the newest first."""
-        return self._browse_found("search_tasks(%s::text, %s::int)", text, size)[::-1]
+        call: LiteralString = "search_tasks(%s::text, %s::int) f, taskq.task(f.topic, f.sequence) t"
+        return self._lines(f"{call} ORDER BY t.sequence DESC", 0, text, size)
 
     def find_claimed(self, topic: str, owner: str, since: datetime | None = None, budget: int = BUDGET) -> list[Row]:
         """Return `(sequence, state)` of tasks that an owner holds, or that ended under it since a moment.
@@ -280,8 +291,10 @@ class InspectMixin(FunctionCaller):
         :param after: the last sequence of the page before.
         :param workers: also what the owners of workers of that name hold.
         """
-        call: LiteralString = "browse_held(%s::text, %s::boolean, %s::bigint, %s::int)"
-        return self._browse_found(call, owner, workers, after, size)
+        call: LiteralString = (
+            "browse_held(%s::text, %s::boolean, %s::bigint, %s::int) f, taskq.task(f.topic, f.sequence) t"
+        )
+        return self._lines(f"{call} ORDER BY t.sequence", 0, owner, workers, after, size)
 
     def browse_holders(self, topic: str) -> list[Row]:
         """Return up to a hundred owners that hold tasks of a topic, those with most tasks first."""
@@ -310,10 +323,8 @@ class InspectMixin(FunctionCaller):
         ticks = [each for each in found if each.prefix is not None]  # a row without a prefix says that there are more
         return ticks, len(ticks) < len(found)
 
-    def _browse_found(self, call: LiteralString, *arguments: object) -> list[Row]:
-        """Return the tasks whose topics and sequences a function returns, in order of sequence."""
-        tasks: LiteralString = "taskq.browse_tasks(f.topic, ARRAY[f.sequence], 0) t ORDER BY t.sequence"
-        return self._fetch(report_row, f"SELECT t.* FROM taskq.{call} f, {tasks}", arguments)  # noqa: S608  literals
+    def _lines(self, call: LiteralString, *arguments: object) -> list[Row]:
+        return self._fetch(report_row, f"{_SELECT_LINE} FROM taskq.{call}", arguments)
 
     # History
 

@@ -107,7 +107,6 @@ SELECT * FROM taskq.statistics('1 hour');
 SELECT * FROM taskq.throughput('1 hour', 4);
 SELECT * FROM taskq.health();
 SELECT * FROM taskq.browse_topics('or', false, NULL, 10, 1000);
-SELECT * FROM taskq.browse_tasks('orders', ARRAY[1], 100);
 SELECT * FROM taskq.browse_owners('work', false, NULL, 10);
 SELECT * FROM taskq.watch_groups(ARRAY['run-1'], ARRAY['orders'], ARRAY['ETERNAL'], ARRAY[1], ARRAY[0],
     ARRAY['customer-8']);

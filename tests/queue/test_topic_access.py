@@ -428,7 +428,7 @@ TELLING: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
 }
 
 FUNCTIONS = """SELECT p.proname, p.oid::regprocedure::text, p.proargnames[:p.pronargs],
-           p.proargtypes::oid[]::regtype[]::text[]
+           p.proargtypes::oid[]::regtype[]::text[], p.provariadic <> 0
     FROM pg_proc p JOIN taskq.privileges r ON r.function = p.proname
     WHERE p.pronamespace = 'taskq'::regnamespace AND r.by_topic"""
 
@@ -444,9 +444,10 @@ def calls(queue: TaskQueue, role: Role, kind: str, topic: str) -> dict[str, str]
         "p_junction": "'SINGULAR'",
     }
     made = {}
-    for name, function, names, types in run(queue, FUNCTIONS + " AND r.kind = %s", kind):
+    for name, function, names, types, variadic in run(queue, FUNCTIONS + " AND r.kind = %s", kind):
         if {"p_topic", "topic"} & set(names or ()):
-            values = (given.get(arg, "NULL") + f"::{of}" for arg, of in zip(names, types, strict=True))
+            values = [given.get(arg, "NULL") + f"::{of}" for arg, of in zip(names, types, strict=True)]
+            values[-1] = "VARIADIC " * variadic + values[-1]
             made[function.removeprefix("taskq.")] = f"SELECT * FROM taskq.{name}({', '.join(values)})"
     return made
 

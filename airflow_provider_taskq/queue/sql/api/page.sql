@@ -187,36 +187,6 @@ END $$;
 COMMENT ON FUNCTION taskq.search_tasks IS
 'Returns up to p_size tasks of all topics whose sequence, identifier or reference equals the text, the newest first.';
 
-CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)
-RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text,
-               attempt int, crashes int, redelivered boolean, priority int, created timestamptz,
-               available_at timestamptz, completed timestamptz, owner text, lease_until timestamptz, error text,
-               error_summary text, payload_bytes int, output_bytes int, waited interval, ran interval)
-LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
-DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
-BEGIN
-    RETURN QUERY  -- OFFSET 0: one task at a time, as the planner would otherwise walk all that has ended for a handful
-    SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt,
-        i.crashes::int, i.redelivered,
-           i.priority::int, i.created, i.available_at, i.completed, i.owner,
-           CASE WHEN i.state = :ACTIVE
-               THEN (SELECT o.lease_until FROM taskq_internal.owner o WHERE o.name = i.owner) END,
-           CASE WHEN p_error > 0 THEN left(i.error, p_error) END, i.error_summary, octet_length(i.payload::text),
-               octet_length(i.output::text),
-           taskq_internal.queue_time(i.created, i.available_at, i.polled),
-           taskq_internal.run_time(i.polled, CASE WHEN i.state = :ACTIVE THEN statement_timestamp()
-                                   ELSE i.completed END)
-    FROM unnest(p_sequences) AS u (sequence)
-    CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id
-                        AND v.sequence = u.sequence OFFSET 0) i;
-END $$;
-COMMENT ON FUNCTION taskq.browse_tasks IS
-'Returns the given tasks in no order. The rows have the sizes of payload and output instead of their values. Tracebacks
-are cut to p_error characters. With p_error 0 the rows have only the summaries of errors. The columns waited and ran
-tell how long the last attempt waited for its poll and how long it ran. Raises TQ001 for an unknown topic.';
-
 CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int)
 RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column

@@ -1,14 +1,15 @@
 -- Readers: tasks, counts and results, why a task is not running, and waits for many topics at once.
 
-CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq.task(p_topic text, VARIADIC p_sequences bigint[]) RETURNS SETOF taskq.task_info
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
-    RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
+    RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = ANY (p_sequences);
 END $$;
 COMMENT ON FUNCTION taskq.task IS
-'Returns one task with all its columns, except the history. Returns no row if the topic has no such task. Raises TQ001
-for an unknown topic.';
+'Returns one or more tasks with all their columns, except the history, in no order. A sequence without a task in the
+topic has no row. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info
 LANGUAGE plpgsql STABLE AS $$
@@ -158,7 +159,8 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT n.happened, n.what, n.state::int, n.attempt, n.holder, n.actor, n.role, n.other, n.error,
-           n.error_summary, taskq_internal.queue_time(v_created, n.due, n.polled),
+           n.error_summary, CASE WHEN n.polled IS NOT NULL THEN greatest(taskq_internal.clamp_moment(n.polled)
+                - taskq_internal.clamp_moment(greatest(v_created, n.due)), '0') END,
            taskq_internal.run_time(n.polled, n.until)
     FROM (
         SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::text AS holder,
@@ -189,8 +191,9 @@ END $$;
 COMMENT ON FUNCTION taskq.timeline IS
 'Returns the history of a task, the oldest entry first: its push, the last 200 entries, and its end. The column what is
 pushed, failed, lapsed, reset, recreated, reassigned, paused, resumed, due set, attempts set, priority set, canceled,
-held or ended. The column state has the state before the entry. For held and ended it has the current state. The columns
-waited and ran have the times of the attempt. Raises TQ001 for an unknown topic.';
+held or ended. The column state has the state before the entry. For held and ended it has the current state. The column
+waited tells how long the attempt waited for its poll, from its due time or from a later push, and ran how long it ran.
+Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.watch_tasks(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],

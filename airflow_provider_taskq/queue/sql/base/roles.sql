@@ -33,7 +33,7 @@ FROM (VALUES
     ('consumer', false, 'lock unlock set_worker_active'),
     ('reader', true,
      'timeline explain latest page count task_slice format_duration state_name statistics
-      error_groups browse_holders browse_ticks browse_tasks find_tasks find_claimed
+      error_groups browse_holders browse_ticks find_tasks find_claimed
       dependencies browse_topics'),
     ('reader', false,
      'throughput results resolve health log_blockers explain_task oldest_due partition_states skipped_events

@@ -20,6 +20,7 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
                 WHEN :SUCCEEDED THEN 'succeeded' WHEN :RECREATED THEN 'recreated' WHEN :REDUNDANT THEN 'redundant' END
             END AS status,
        o.name AS owner,
+       CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
        coalesce(l.crashes, e.crashes) AS crashes,
        coalesce(l.priority, t.priority) AS priority, t.created,
        coalesce(l.available_at, e.available_at) AS available_at,
@@ -54,15 +55,6 @@ BEGIN
                      AND l.holder IS NULL AND l.waits > :WAITS_NOTHING AND l.waits = p_waits
                    ORDER BY l.available_at, l.sequence LIMIT v_limit)) n);
 END $$;
-
--- Returns how long an attempt waited for the poll that claimed it. The wait begins at the due time, or at the push if
--- that was later. Returns NULL if no poll claimed the attempt.
-CREATE FUNCTION taskq_internal.queue_time(p_created timestamptz, p_due timestamptz, p_polled timestamptz)
-RETURNS interval LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_polled IS NOT NULL
-                THEN greatest(taskq_internal.clamp_moment(p_polled) - taskq_internal.clamp_moment(greatest(p_created,
-                        p_due)), interval '0') END
-$$;
 
 -- Returns how long an attempt ran, from the poll that claimed it to its end. Returns NULL if no poll claimed the
 -- attempt, or if it has not ended.
