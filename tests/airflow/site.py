@@ -38,10 +38,7 @@ DAG_FILES = (
     HERE.parents[1] / "example_dags" / "taskq_events.py",
 )
 # The topics of the event-driven DAGs, whose triggers run as soon as a triggerer does.
-EVENT_TOPICS = (
-    *("orders", "invoices", "signups"),
-    *("recorded-claimed", "recorded-twin"),
-)
+EVENT_TOPICS = (*("orders", "invoices", "signups"),)
 SETTINGS = {
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "5",  # Airflow's default, under which fast triggers are dangerous
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",  # the files do not change; parsing them costs CPU

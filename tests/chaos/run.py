@@ -123,7 +123,7 @@ def outcome(
         pushed=sum(push["ended"] is not None for push in history.pushes.values()),
         decided=sum(len(effects) for effects in history.effects.values()),
         again=sum(len(each) > 1 for each in claimants) if claimants else None,
-        behind=behind(history, ends),
+        behind=behind(history),
         offered=offered,
         violations=judge(events, promises),
         before=rates[0],
@@ -139,14 +139,15 @@ def outcome(
     )
 
 
-def behind(history: History, ends: Mapping[object, float]) -> int:
+def behind(history: History) -> int:
     """The number of tasks that were pushed while an earlier one of their identifier had not ended."""
-    busy: dict[str, float] = {}  # until when
+    busy: dict[str, float] = {}  # until when, by the clock of the programs: the server's may have been set meanwhile
     count = 0
     for push in history.pushes.values():
         if push["ended"] is not None:
             count += push["ended"] < busy.get(push["identifier"], 0.0)
-            busy[push["identifier"]] = max(busy.get(push["identifier"], 0.0), ends.get(push["task"], 0.0))
+            for decision in history.decisions.get(push["task"], []):
+                busy[push["identifier"]] = max(busy.get(push["identifier"], 0.0), decision["began"])
     return count
 
 

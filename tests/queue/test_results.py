@@ -54,17 +54,22 @@ def test_a_moment_without_a_time_zone_is_refused(queue: TaskQueue, moment: datet
         queue.results(until=moment)
 
 
-def push_hundred_days(queue: TaskQueue) -> None:
-    """100,000 tasks of a hundred days, which take a thousand pages, and more of their indexes."""
+def push_hundred_days(queue: TaskQueue) -> datetime:
+    """100,000 tasks of a hundred days, which take a thousand pages, and more of their indexes.
+
+    Return the moment before task 80,001, twenty days before the last one.
+    """
     store_tasks(queue.conn, 1, 100_000, states=[State.SUCCEEDED], spread=timedelta(days=100))
+    task = queue.task("work", 80_001)
+    assert task
+    return task.created - MICROSECOND
 
 
 def test_a_moment_is_resolved_in_few_pages_whether_the_tables_were_vacuumed_or_not(own_queue: TaskQueue) -> None:
     queue = own_queue
     for number in range(20):
         queue.create_topic(f"empty-{number}")
-    push_hundred_days(queue)
-    middle = datetime.now(UTC) - timedelta(days=20)
+    middle = push_hundred_days(queue)
     for prepared in (b"SELECT 1", b"ANALYZE", b"VACUUM ANALYZE"):
         queue.conn.execute(prepared)
         assert queue.resolve(middle) == 80_001
@@ -77,9 +82,8 @@ def test_a_moment_is_resolved_in_few_pages_whether_the_tables_were_vacuumed_or_n
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
 def test_results_of_a_day_are_counted_without_reading_the_whole_table(own_queue: TaskQueue, analysed: bool) -> None:
     queue = own_queue
-    push_hundred_days(queue)
+    middle = push_hundred_days(queue)
     queue.conn.execute("VACUUM ANALYZE" if analysed else "VACUUM")
-    middle = datetime.now(UTC) - timedelta(days=20)
     day = middle + timedelta(days=1)
     assert queue.results(middle, day)["work"][Result.SUCCESS] == 1000
     assert pages_of(queue, lambda: queue.results(middle, day)) < 200
