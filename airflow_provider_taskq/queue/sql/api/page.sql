@@ -12,7 +12,8 @@ BEGIN
     WITH held AS MATERIALIZED (
         SELECT array_agg(c.topic_id) AS topic_ids, array_agg(c.held) AS held, array_agg(c.consumers) AS consumers,
                coalesce(sum(c.held), 0) = 10000 AS capped
-        FROM taskq_internal.count_held_by_topic() c)
+        FROM (SELECT h.topic_id, count(*) AS held, count(DISTINCT h.holder) AS consumers
+              FROM taskq_internal.first_held h GROUP BY h.topic_id) c)
     SELECT p.name, p.paused, w.ready * n.open, w.scheduled * n.open, w.retrying * n.open, w.blocked * n.open,
            CASE WHEN p.paused THEN least(w.ready + w.scheduled + w.retrying + w.blocked + w.paused, p_cap)
                 ELSE w.paused END,
@@ -68,9 +69,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT o.name, h.held, o.lease_until, o.lease_until < clock_timestamp()
-    FROM (SELECT n.holder, count(*) AS held
-          FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder,
-                l.sequence LIMIT 10000) n
+    FROM (SELECT n.holder, count(*) AS held FROM taskq_internal.first_held n
           WHERE n.topic_id = v_topic_id GROUP BY n.holder ORDER BY 2 DESC, 1 LIMIT 100) h
     JOIN taskq_internal.owner o ON o.owner_id = h.holder ORDER BY h.held DESC, o.name;
 END $$;
@@ -240,13 +239,10 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT p.name, d.on_identifier, n.sequence, taskq_internal.task_state_name(d.on_topic_id, n.sequence)
-    FROM (SELECT * FROM taskq_internal.dependency d WHERE d.topic_id = v_topic_id AND d.sequence = p_sequence
-          LIMIT 50) d
-    JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
-    LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
-                       AND t.topic_id = d.on_topic_id
-                       ORDER BY t.sequence DESC LIMIT 1) n ON true;
+    SELECT d.on_topic, d.on_identifier, d.on_sequence,
+           taskq_internal.task_state_name(d.on_topic_id, d.on_sequence)
+    FROM taskq_internal.dependency_state d
+    WHERE d.topic_id = v_topic_id AND d.sequence = p_sequence AND d.on_topic IS NOT NULL LIMIT 50;
 END $$;
 COMMENT ON FUNCTION taskq.dependencies IS
 'Returns the dependencies of a task: for each one the newest task of its identifier, with the name of its state. Returns

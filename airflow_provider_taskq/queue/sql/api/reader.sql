@@ -136,8 +136,14 @@ BEGIN
                     'none of its tasks has ended yet');
             END IF;
             waits_normally := reason IS NULL AND v_unserved IS NULL;
-            reason := concat_ws('; ', reason, v_unserved, CASE WHEN reason IS NULL
-                THEN taskq_internal.queue_position(v_topic.topic_id, p_sequence) END);
+            reason := concat_ws('; ', reason, v_unserved, CASE WHEN reason IS NULL THEN coalesce((
+                SELECT CASE WHEN f.place = 1 THEN 'it is ready, and the next in line'
+                            ELSE format('it is ready, with %s before it', f.place - 1) END
+                FROM (SELECT n.sequence, row_number() OVER () AS place
+                      FROM (SELECT l.sequence FROM taskq_internal.live l
+                            WHERE l.topic_id = v_topic.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                            ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1000) n) f
+                WHERE f.sequence = p_sequence LIMIT 1), 'it is ready, with 1,000 or more before it') END);
         END IF;
     END IF;
 END $$;
@@ -158,35 +164,31 @@ DECLARE
                                AND t.sequence = p_sequence);
 BEGIN
     RETURN QUERY
-    SELECT n.happened, n.what, n.state::int, n.attempt, n.holder, n.actor, n.role, n.other, n.error,
-           n.error_summary, CASE WHEN n.polled IS NOT NULL THEN greatest(taskq_internal.clamp_moment(n.polled)
+    SELECT n.happened,  -- the kinds between pushed and held are those of HistoryKind in queue/models.py
+           (ARRAY['pushed', 'failed', 'lapsed', 'reset', 'recreated', 'reassigned', 'paused', 'resumed', 'due set',
+                  'attempts set', 'priority set', 'canceled', 'held', 'ended'])[n.kind + 1],
+           n.state::int, n.attempt, n.holder, n.actor, n.role, n.other, n.error, n.error_summary,
+           CASE WHEN n.polled IS NOT NULL THEN greatest(taskq_internal.clamp_moment(n.polled)
                 - taskq_internal.clamp_moment(greatest(v_created, n.due)), '0') END,
            taskq_internal.run_time(n.polled, n.until)
     FROM (
-        SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::text AS holder,
-               NULL::text AS actor, NULL::text AS role, NULL::bigint AS other, NULL::text AS error,
-               NULL::text AS error_summary, NULL::timestamptz AS due, NULL::timestamptz AS polled,
-               NULL::timestamptz AS until, 0 AS place
-        FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
-        UNION ALL
-        SELECT h.happened,  -- the kinds are those of HistoryKind in queue/models.py, from 1
-               (ARRAY['failed', 'lapsed', 'reset', 'recreated', 'reassigned', 'paused', 'resumed', 'due set',
-                      'attempts set', 'priority set', 'canceled'])[h.kind],
-               h.state, h.attempt, h.holder, h.actor, h.role, h.other, h.error, h.error_summary,
-               h.due, h.polled, h.happened, 1
+        SELECT h.happened, h.kind, h.state, h.attempt, h.holder, h.actor, h.role, h.other, h.error, h.error_summary,
+               h.due, h.polled, h.happened AS until
         FROM (SELECT * FROM taskq_internal.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
               ORDER BY m.happened DESC LIMIT 200) h
         UNION ALL
-        SELECT l.polled, 'held', :ACTIVE, l.attempt,
+        SELECT v_created, 0, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL WHERE v_created IS NOT NULL
+        UNION ALL
+        SELECT l.polled, 12, :ACTIVE, l.attempt,
                (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, NULL, NULL,
-               l.available_at, l.polled, statement_timestamp(), 2
+               l.available_at, l.polled, statement_timestamp()
         FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
         UNION ALL
-        SELECT e.completed, 'ended', e.state, e.attempt,
+        SELECT e.completed, 13, e.state, e.attempt,
                (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), NULL, NULL, NULL,
-               e.error, e.error_summary, e.available_at, e.polled, e.completed, 2
+               e.error, e.error_summary, e.available_at, e.polled, e.completed
         FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
-    ORDER BY n.place, n.happened;
+    ORDER BY n.kind > 11, n.kind > 0, n.happened;
 END $$;
 COMMENT ON FUNCTION taskq.timeline IS
 'Returns the history of a task, the oldest entry first: its push, the last 200 entries, and its end. The column what is
@@ -218,7 +220,9 @@ BEGIN
         OFFSET 0) n;
     RETURN QUERY
     SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1
-        ELSE taskq_internal.newest_state(t.topic_id, u.identifier) END,
+        ELSE (SELECT i.state FROM taskq.task_info i WHERE i.topic_id = t.topic_id AND i.sequence = (
+                  SELECT n.sequence FROM taskq_internal.task n WHERE n.identifier = u.identifier
+                      AND n.topic_id = t.topic_id ORDER BY n.sequence DESC LIMIT 1)) END,
            NULL::double precision
     FROM unnest(p_state_topics, p_state_identifiers) WITH ORDINALITY AS u (topic, identifier, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE');
@@ -262,27 +266,17 @@ Raises TQ001 for an unknown topic, TQ008 for an invalid name, and TQ000 for an u
 
 CREATE FUNCTION taskq.watch_groups(
     p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
-) RETURNS TABLE ("position" int, number int) LANGUAGE plpgsql AS $$
-DECLARE
-    v_wait record;
-BEGIN
-    FOR v_wait IN
-        SELECT u.place::int, u.name, u.topic, u.junction, t.topic_id, m.identifiers, m.numbers
-        FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
-        LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'UPDATE')
-        LEFT JOIN (SELECT m.place, array_agg(m.identifier) AS identifiers, array_agg(m.number) AS numbers
-                   FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier)
-                   GROUP BY m.place) m ON m.place = u.place
-        ORDER BY u.place
-    LOOP
-        "position" := v_wait.place;
-        number := CASE WHEN v_wait.topic_id IS NULL THEN -1
-            WHEN pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock(v_wait.topic_id))
-            THEN cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, coalesce(v_wait.identifiers, '{}'),
-                coalesce(v_wait.numbers, '{}'), v_wait.junction)) END;
-        RETURN NEXT;
-    END LOOP;
-END $$;
+) RETURNS TABLE ("position" int, number int) LANGUAGE sql AS $$
+    SELECT u.place::int, CASE WHEN t.topic_id IS NULL THEN -1
+        WHEN pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock(t.topic_id))
+        THEN cardinality(taskq.release_groups_once(u.name, u.topic, coalesce(m.identifiers, '{}'),
+                                                   coalesce(m.numbers, '{}'), u.junction)) END
+    FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
+    LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'UPDATE')
+    LEFT JOIN (SELECT m.place, array_agg(m.identifier) AS identifiers, array_agg(m.number) AS numbers
+               FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier)
+               GROUP BY m.place) m ON m.place = u.place
+$$;
 COMMENT ON FUNCTION taskq.watch_groups IS
 'Answers many waits for groups in one call, like taskq.release_groups_once. Each row has the position of a wait in
 p_names, from 1, and how many of its groups still wait, or -1 for an unknown topic. An element of p_places is the
@@ -307,7 +301,7 @@ LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    WITH held AS MATERIALIZED (SELECT h.topic_id, h.held FROM taskq_internal.count_held_by_topic() h)
+    WITH held AS MATERIALIZED (SELECT h.topic_id, count(*) AS held FROM taskq_internal.first_held h GROUP BY 1)
     SELECT u.place::int, r.ready, w.scheduled, greatest(w.retrying - (w.due - w.ready) - w.probing, 0),
            greatest(w.blocked + w.probing + CASE WHEN t.paused THEN 0 ELSE w.due END - r.ready, 0),
            w.paused + CASE WHEN t.paused THEN w.due ELSE 0 END,

@@ -45,8 +45,19 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT g.*, (sum(g.failed) OVER ())::bigint FROM taskq_internal.error_groups(v_topic_id, NULL, p_budget) g
-    ORDER BY g.failed DESC, g.retrying DESC, g.error LIMIT greatest(p_size, 0);
+    SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*) FILTER (WHERE n.failed),
+           count(*) FILTER (WHERE NOT n.failed), count(DISTINCT n.error_summary),
+           (array_agg(n.error_summary ORDER BY n.failed DESC, n.sequence DESC))[1], max(n.sequence),
+           taskq_internal.clamp_moment(max(n.completed)), (sum(count(*) FILTER (WHERE n.failed)) OVER ())::bigint
+    FROM ((SELECT e.sequence, e.identifier, e.error_summary, e.completed, true AS failed FROM taskq_internal.ended e
+           WHERE e.topic_id::bigint = v_topic_id AND e.state::int = :FAILED
+             AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+           ORDER BY e.sequence DESC LIMIT greatest(p_budget, 0))
+          UNION ALL
+          (SELECT l.sequence, l.identifier, l.error_summary, NULL, false FROM taskq_internal.live l
+           WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.attempt > 0
+           ORDER BY l.sequence DESC LIMIT greatest(p_budget, 0))) n
+    GROUP BY 1 ORDER BY 2 DESC, 3 DESC, 1 LIMIT greatest(p_size, 0);
 END $$;
 COMMENT ON FUNCTION taskq.error_groups IS
 'Returns up to p_size groups of the errors of a topic''s FAILED tasks, the largest first. Each row has the number of

@@ -1,27 +1,29 @@
 -- Explain: tells in one sentence why a task is not running.
 
+-- The dependencies of tasks, with the newest task of each identifier and, if that has ended, with its state.
+CREATE VIEW taskq_internal.dependency_state AS
+SELECT d.*, p.name AS on_topic, n.sequence AS on_sequence, e.state
+FROM taskq_internal.dependency d
+LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
+LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
+                   WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                   ORDER BY t.sequence DESC LIMIT 1) n ON true
+LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence;
+
 -- Describes the first dependency of a task that is not fulfilled.
 CREATE FUNCTION taskq_internal.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_first record;
+    v_first taskq_internal.dependency_state;
 BEGIN
-    SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, :READY) AS state INTO v_first
-    FROM taskq_internal.dependency d
-    LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
-                       AND t.topic_id = d.on_topic_id
-                       ORDER BY t.sequence DESC LIMIT 1) n ON true
-    LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
-    LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
-    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM :SUCCEEDED
-      AND (n.sequence IS NOT NULL OR d.waiting) LIMIT 1;
+    SELECT * INTO v_first FROM taskq_internal.dependency_state d
+    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND d.state IS DISTINCT FROM :SUCCEEDED
+      AND (d.on_sequence IS NOT NULL OR d.waiting) LIMIT 1;
     RETURN CASE WHEN NOT FOUND THEN 'waits for the next poll: its dependencies are fulfilled'
-                WHEN v_first.sequence IS NULL THEN format('waits for %s of %s, whose tasks were removed',
-                    v_first.on_identifier, coalesce('topic ' || v_first.name, 'a topic that was dropped'))
-                ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name,
-                            v_first.sequence,
-                            CASE WHEN v_first.state = :READY THEN 'not ended'
-                                ELSE taskq.state_name(v_first.state) END) END;
+                WHEN v_first.on_sequence IS NULL THEN format('waits for %s of %s, whose tasks were removed',
+                    v_first.on_identifier, coalesce('topic ' || v_first.on_topic, 'a topic that was dropped'))
+                ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.on_topic,
+                            v_first.on_sequence, coalesce(taskq.state_name(v_first.state), 'not ended')) END;
 END $$;
 
 -- Explains why a poll that takes one task per identifier at a time does not return a READY task. Returns NULL if no
@@ -105,23 +107,6 @@ END $$;
 COMMENT ON FUNCTION taskq.explain_task IS
 'Explains in one sentence why a task is not running, or how it ended, for the view taskq.tasks. Returns NULL for an
 unknown task, and if a poll may return the task. Programs call taskq.explain.';
-
--- Returns a sentence with the position of a READY task among the first thousand tasks that a poll may claim.
-CREATE FUNCTION taskq_internal.queue_position(p_topic_id int, p_sequence bigint) RETURNS text
-LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_place bigint;
-BEGIN
-    SELECT f.place INTO v_place FROM (
-        SELECT l.sequence, row_number() OVER () AS place FROM (
-            SELECT n.sequence FROM taskq_internal.live n WHERE n.topic_id = p_topic_id AND n.holder IS NULL
-                AND n.waits <= :WAITS_NOTHING
-            ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) f
-    WHERE f.sequence = p_sequence;
-    RETURN CASE WHEN v_place = 1 THEN 'it is ready, and the next in line'
-                WHEN v_place IS NULL THEN 'it is ready, with 1,000 or more before it'
-                ELSE format('it is ready, with %s before it', v_place - 1) END;
-END $$;
 
 -- Returns the topics of tasks that owners with a running lease hold, of a thousand owners and the newest hundred tasks
 -- of each.

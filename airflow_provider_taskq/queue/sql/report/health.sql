@@ -122,10 +122,13 @@ LANGUAGE sql AS $$
             ORDER BY e.topic_id::bigint LIMIT 1) n
         WHERE t.nth < 1000),
     failing AS (
-        SELECT t.id::int AS id, sum(g.failed)::bigint AS failed,
-               (array_agg(g.error ORDER BY g.failed DESC, g.error))[1] AS error
-        FROM troubled t CROSS JOIN LATERAL taskq_internal.error_groups(t.id::int, p_since, 1000) g
-        WHERE p_since <= (
+        SELECT t.id::int AS id, count(*) AS failed,
+               mode() WITHIN GROUP (ORDER BY taskq_internal.error_group(f.error_summary, f.identifier)) AS error
+        FROM troubled t CROSS JOIN LATERAL (
+            SELECT e.completed, e.error_summary, e.identifier FROM taskq_internal.ended e
+            WHERE e.topic_id::bigint = t.id AND e.state::int = :FAILED
+              AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) ORDER BY e.sequence DESC LIMIT 1000) f
+        WHERE f.completed >= p_since AND p_since <= (
             SELECT max(n.completed)
             FROM (SELECT e.completed FROM taskq_internal.ended e
                   WHERE e.topic_id::bigint = t.id AND e.state::int = :FAILED
@@ -158,17 +161,13 @@ CREATE FUNCTION taskq_internal.health_of_dependencies() RETURNS SETOF taskq_inte
                d.count, d.sequence, a.name, taskq_internal.explain_dependency(d.topic_id, d.sequence)),
         d.count,
         CASE WHEN d.on_sequence IS NULL THEN format('taskq cancel %s %s', taskq_internal.shell_word(a.name), d.sequence)
-             ELSE format('taskq retry %s %s', taskq_internal.shell_word(b.name), d.on_sequence) END,
+             ELSE format('taskq retry %s %s', taskq_internal.shell_word(d.on_topic), d.on_sequence) END,
         a.name, d.sequence)
-    FROM (SELECT d.topic_id, d.sequence, d.on_topic_id, n.sequence AS on_sequence, count(*) OVER () AS count
-          FROM (SELECT * FROM taskq_internal.dependency n WHERE n.waiting LIMIT 2000) d
-          LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
-                             AND t.topic_id = d.on_topic_id ORDER BY t.sequence DESC LIMIT 1) n ON true
-          LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
-          WHERE n.sequence IS NULL OR e.state <> :SUCCEEDED
+    FROM (SELECT d.*, count(*) OVER () AS count
+          FROM (SELECT * FROM taskq_internal.dependency_state n WHERE n.waiting LIMIT 2000) d
+          WHERE d.on_sequence IS NULL OR d.state <> :SUCCEEDED
           LIMIT 1) d
     JOIN taskq_internal.topic a ON a.topic_id = d.topic_id
-    LEFT JOIN taskq_internal.topic b ON b.topic_id = d.on_topic_id
 $$;
 
 -- Reports partitions of consumer groups that an error ended and that have made no progress since. Their consumers do

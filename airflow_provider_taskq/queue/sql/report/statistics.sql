@@ -23,27 +23,3 @@ BEGIN
     END IF;
     RETURN v_kind || v_message;
 END $$;
-
--- Returns the groups of the errors of a topic: of those of the newest p_budget FAILED tasks that failed since p_since,
--- and with p_since NULL of the newest p_budget FAILED tasks, and of as many tasks that wait for a retry.
-CREATE FUNCTION taskq_internal.error_groups(p_topic_id int, p_since timestamptz, p_budget int)
-RETURNS TABLE (error text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,
-               last_failed timestamptz)
-LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*) FILTER (WHERE n.failed),
-           count(*) FILTER (WHERE NOT n.failed), count(DISTINCT n.error_summary),
-           (array_agg(n.error_summary ORDER BY n.failed DESC, n.sequence DESC))[1], max(n.sequence),
-           taskq_internal.clamp_moment(max(n.completed))
-    FROM ((SELECT e.sequence, e.identifier, e.error_summary, e.completed, true AS failed FROM taskq_internal.ended e
-           WHERE e.topic_id::bigint = p_topic_id AND e.state::int = :FAILED
-             AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-           ORDER BY e.sequence DESC LIMIT greatest(p_budget, 0))
-          UNION ALL
-          (SELECT l.sequence, l.identifier, l.error_summary, NULL, false FROM taskq_internal.live l
-           WHERE p_since IS NULL AND l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0
-           ORDER BY l.sequence DESC LIMIT greatest(p_budget, 0))) n
-    WHERE p_since IS NULL OR n.completed >= p_since GROUP BY 1;
-END $$;

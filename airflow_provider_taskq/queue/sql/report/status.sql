@@ -1,15 +1,9 @@
 -- Status: how many tasks of a topic are in which state, and since when the oldest is due.
 
--- Returns, for each topic, the number of its held tasks and of their holders among the first 10,000 held tasks.
-CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint)
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN QUERY
-    SELECT n.topic_id, count(*), count(DISTINCT n.holder)
-    FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder,
-          l.sequence LIMIT 10000) n
-    GROUP BY n.topic_id;
-END $$;
+-- The first 10,000 held tasks.
+CREATE VIEW taskq_internal.first_held AS
+SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence
+LIMIT 10000;
 
 -- Returns how many tasks of a topic are EXPIRED, FAILED or SUSPENDED, up to p_cap.
 CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap int) RETURNS bigint
@@ -106,27 +100,19 @@ BEGIN
                     AND l.priority = v_front.priority AND l.available_at > v_now
                   ORDER BY l.available_at, l.sequence LIMIT greatest(v_most - scheduled, 0)) n);
     END LOOP;
-    SELECT sum(n.count) FILTER (WHERE k.waits = :WAITS_DEPENDENCIES),
-           sum(n.count) FILTER (WHERE k.waits = :WAITS_RESUME),
-           sum(n.count) FILTER (WHERE k.waits = :WAITS_PROBE)
-    INTO blocked, paused, probing
-    FROM unnest(ARRAY[:WAITS_DEPENDENCIES, :WAITS_RESUME, :WAITS_PROBE]::smallint[]) AS k (waits)
-    CROSS JOIN LATERAL (
-        SELECT count(*) FROM (SELECT FROM taskq_internal.live l
-                              WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
-                                AND l.waits = k.waits AND (k.waits <> :WAITS_PROBE OR l.available_at <= v_now)
-                              ORDER BY l.available_at, l.sequence LIMIT p_cap) w) n;
+    blocked := 0; paused := 0; probing := 0;
+    IF EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
+               AND l.waits > :WAITS_NOTHING) THEN
+        SELECT sum(n.count) FILTER (WHERE k.waits = :WAITS_DEPENDENCIES),
+               sum(n.count) FILTER (WHERE k.waits = :WAITS_RESUME),
+               sum(n.count) FILTER (WHERE k.waits = :WAITS_PROBE)
+        INTO blocked, paused, probing
+        FROM unnest(ARRAY[:WAITS_DEPENDENCIES, :WAITS_RESUME, :WAITS_PROBE]::smallint[]) AS k (waits)
+        CROSS JOIN LATERAL (
+            SELECT count(*) FROM (SELECT FROM taskq_internal.live l
+                                  WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
+                                    AND l.waits = k.waits AND (k.waits <> :WAITS_PROBE OR l.available_at <= v_now)
+                                  ORDER BY l.available_at, l.sequence LIMIT p_cap) w) n;
+    END IF;
     ready := least(ready, p_cap); scheduled := least(scheduled, p_cap); due := least(due, p_cap);
-END $$;
-
--- Returns the state of the newest task of an identifier, or NULL if it has no task.
-CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_sequence bigint := (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_identifier
-                          AND t.topic_id = p_topic_id ORDER BY t.sequence DESC LIMIT 1);
-BEGIN
-    RETURN coalesce(
-        (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = v_sequence),
-        (SELECT (l.holder IS NULL)::int FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
-         AND l.sequence = v_sequence));
 END $$;

@@ -8,25 +8,23 @@
 -- The views leave out payloads, which taskq.task has, and cut outputs and errors to a line. Programs call functions
 -- instead, because the columns here may change with any release.
 
--- Tasks that wait or are held, with the columns of taskq.tasks.
+-- Tasks that wait or are held, with the columns of taskq.tasks. The bounds of the times are those of
+-- taskq_internal.clamp_moment, on which the readers of the view have no right.
 CREATE VIEW taskq_internal.live_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
        coalesce(taskq.explain_task(l.topic_id, l.sequence), 'it is ready') AS why,
-       l.attempt, l.crashes, l.priority, t.reference, statement_timestamp() - c.created AS age,
-       CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
+       l.attempt, l.crashes, l.priority, t.reference,
+       statement_timestamp() - greatest(least(t.created, '9999-12-31 00:00Z'), '0001-01-01 00:00Z') AS age,
+       CASE WHEN l.holder IS NULL THEN
+           greatest(least(l.available_at, '9999-12-31 00:00Z'), '0001-01-01 00:00Z') - statement_timestamp()
+       END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
        l.polled, NULL::timestamptz AS completed, NULL::text AS output, left(l.error_summary, 120) AS error,
        l.topic_id, l.holder IS NULL AS waiting, NULL::smallint AS number
 FROM taskq_internal.live l
 JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
 JOIN taskq_internal.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
-LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
--- Applies the bounds of taskq_internal.clamp_moment. A view cannot call that function, because the view's readers have
--- no right on it.
-CROSS JOIN LATERAL (
-    SELECT greatest(least(l.available_at, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
-        AS due,
-           greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created) c;
+LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder;
 
 -- Tasks in the other states, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.ended_tasks AS
@@ -34,16 +32,15 @@ SELECT p.name AS topic, t.sequence, t.identifier,
        CASE e.state WHEN :FAILED THEN 'FAILURE' WHEN :SUSPENDED THEN 'SUSPENSION' WHEN :FILTERED THEN 'FILTER'
            WHEN :SUCCEEDED THEN 'SUCCESS' END AS result,
        taskq.explain_task(e.topic_id, e.sequence) AS why,
-       e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval
-           AS due_in,
-       o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed, left(e.output::text, 120) AS output,
+       e.attempt, e.crashes, t.priority, t.reference,
+       statement_timestamp() - greatest(least(t.created, '9999-12-31 00:00Z'), '0001-01-01 00:00Z') AS age,
+       NULL::interval AS due_in, o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed,
+       left(e.output::text, 120) AS output,
        left(e.error_summary, 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
 FROM taskq_internal.ended e
 JOIN taskq_internal.topic p ON p.topic_id = e.topic_id
 JOIN taskq_internal.task t ON t.topic_id = e.topic_id AND t.sequence = e.sequence
-LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
-CROSS JOIN LATERAL (SELECT greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
-                    AS created) c;
+LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder;
 
 -- All tasks by name. Every state is a branch of its own, so a query for one state reads no tables of other states.
 CREATE VIEW taskq.tasks AS
