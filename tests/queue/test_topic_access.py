@@ -488,7 +488,7 @@ def test_every_function_for_limited_roles_refuses_another_topic(
 
 def test_each_function_for_limited_roles_names_a_topic_or_has_a_reason_to_need_none(queue: TaskQueue) -> None:
     found = run(queue, FUNCTIONS)
-    assert {name for name, _, names, _ in found if not {"p_topic", "topic"} & set(names or ())} == {
+    assert {name for name, _, names, *_ in found if not {"p_topic", "topic"} & set(names or ())} == {
         *WITHOUT_TOPIC,
         *TELLING,
     }
