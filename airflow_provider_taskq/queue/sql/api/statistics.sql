@@ -75,8 +75,7 @@ DECLARE
     v_reach interval;
 BEGIN
     PERFORM taskq_internal.check_duration('throughput: the span', p_span);
-    v_reach := CASE WHEN p_spans * extract(epoch FROM p_span) < 31536000000 THEN p_spans * p_span
-        ELSE interval '365000 days' END;
+    v_reach := make_interval(secs => least(p_spans * extract(epoch FROM p_span), 31536000000)::float8);
     FOR v_table IN SELECT c.oid::regclass AS name, pg_relation_size(c.oid) / current_setting('block_size')::int AS pages
                    FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
                        WHERE h.inhparent = 'taskq_internal.ended'::regclass LOOP

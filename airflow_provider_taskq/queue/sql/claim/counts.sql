@@ -1,47 +1,39 @@
 -- Counts of what a poll could get now, by the rules of the poll itself.
 
 -- Returns the count of taskq.ready: tasks that a poll can claim at once, and tasks that a poll would promote first.
--- With p_locked true it includes identifiers that an open transaction holds.
+-- With p_locked true it includes identifiers that an open transaction holds. Without a condition it counts priority by
+-- priority like lock_first_due, and leaves out the rows that another transaction holds, which SKIP LOCKED would skip.
 CREATE FUNCTION taskq_internal.count_ready(
     p_topic taskq_internal.topic, p_limit int, p_condition text, p_locked boolean DEFAULT false
 ) RETURNS int LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_count int;
+    v_now   timestamptz := clock_timestamp();
+    v_next  bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    v_front taskq_internal.front;
+    v_count int := 0;
     v_more  bigint[];
 BEGIN
     IF p_topic.paused OR p_limit <= 0 THEN
         RETURN 0;
+    ELSIF p_condition <> 'NONE' THEN
+        v_count := taskq_internal.count_turns(p_topic.topic_id, p_limit, p_condition, p_locked);
+    ELSE
+        FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic.topic_id, 101, v_now) LOOP
+            v_count := v_count + (SELECT count(*) FROM (
+                SELECT FROM taskq_internal.due_of_front(v_front, v_now) d
+                WHERE NOT (taskq_internal.is_transaction_open(d.locked_by, v_next)
+                           AND NOT taskq_internal.is_transaction_open(d.placed_by, v_next))
+                LIMIT p_limit - v_count) found);
+            EXIT WHEN v_count >= p_limit;
+        END LOOP;
     END IF;
-    v_count := CASE p_condition WHEN 'NONE' THEN taskq_internal.count_first_due(p_topic.topic_id, p_limit)
-                                ELSE taskq_internal.count_turns(p_topic.topic_id, p_limit, p_condition, p_locked) END;
     IF v_count < p_limit AND EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id
                                      AND l.holder IS NULL AND l.waits > :WAITS_NOTHING) THEN
         v_more := taskq_internal.waiting_to_promote(p_topic, p_limit, p_condition);
         v_count := v_count + CASE p_condition WHEN 'NONE' THEN cardinality(v_more)
-                                              ELSE taskq_internal.count_turns_among(p_topic.topic_id, v_more,
-                                                      p_condition, p_locked) END;
+            ELSE taskq_internal.count_turns_among(p_topic.topic_id, v_more, p_condition, p_locked) END;
     END IF;
     RETURN least(v_count, p_limit);
-END $$;
-
--- Counts the due READY tasks of a topic up to p_limit, priority by priority like lock_first_due. It leaves out the rows
--- that another transaction holds, which SKIP LOCKED would skip. It takes no lock.
-CREATE FUNCTION taskq_internal.count_first_due(p_topic_id int, p_limit int) RETURNS int LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_now      timestamptz := clock_timestamp();
-    v_front    taskq_internal.front;
-    v_next     bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-    v_count    int := 0;
-BEGIN
-    FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic_id, 101, v_now) LOOP
-        v_count := v_count + (SELECT count(*) FROM (
-            SELECT FROM taskq_internal.due_of_front(v_front, v_now) d
-            WHERE NOT (taskq_internal.is_transaction_open(d.locked_by, v_next)
-                       AND NOT taskq_internal.is_transaction_open(d.placed_by, v_next))
-            LIMIT p_limit - v_count) found);
-        EXIT WHEN v_count >= p_limit;
-    END LOOP;
-    RETURN v_count;
 END $$;
 
 -- Returns the number of turns that a poll could hand out now, counted up to p_limit. It leaves out turns whose row
@@ -59,8 +51,7 @@ DECLARE
 BEGIN
     LOOP
         v_turns := taskq_internal.turns_among_first(p_topic_id, v_now, false, p_condition, v_window, v_window, '{}');
-        v_count := taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}'
-                ELSE v_turns.identifiers END);
+        v_count := taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, v_turns.identifiers, p_locked);
         IF v_count >= p_limit OR v_turns.seen < v_window THEN
             RETURN least(v_count, p_limit);
         END IF;
@@ -71,8 +62,8 @@ BEGIN
     WHILE v_count < p_limit AND v_after IS NOT NULL LOOP
         v_turns := taskq_internal.turns_beyond(p_topic_id, v_now, false, p_condition, v_after, NULL, v_hop, 1000, '{}');
         v_hop := v_turns.hop;
-        v_count := v_count + taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}'
-                ELSE v_turns.identifiers END);
+        v_count := v_count
+            + taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, v_turns.identifiers, p_locked);
         v_after := v_turns.last;
     END LOOP;
     RETURN least(v_count, p_limit);
@@ -88,17 +79,12 @@ DECLARE
     v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
     v_now      timestamptz := clock_timestamp();
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
-    v_locked   text[] := '{}';
+    v_turns    text[];
 BEGIN
-    IF NOT p_locked THEN
-        v_locked := taskq_internal.locked_identifiers(p_topic_id, ARRAY(
-            SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
-                AND l.sequence = ANY (p_sequences)));
-    END IF;
-    RETURN (
-        SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l
+    v_turns := ARRAY(
+        SELECT DISTINCT l.identifier FROM taskq_internal.live l
         LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, l.identifier, v_any) i ON true
-        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
           AND (l.attempt > 0 OR taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, v_now, false) IS NULL)
           AND coalesce((
                 SELECT t.sequence FROM taskq_internal.turn_of_identifier(p_topic_id, l.identifier, i.claimed_at) t),
@@ -106,15 +92,19 @@ BEGIN
           AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier
                AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
+    RETURN cardinality(v_turns) - CASE WHEN p_locked THEN 0
+        ELSE cardinality(taskq_internal.locked_identifiers(p_topic_id, v_turns)) END;
 END $$;
 
--- Returns the number of these turns that no other transaction holds: neither the row, nor the identifier if it is in
--- p_identifiers. It takes no lock.
-CREATE FUNCTION taskq_internal.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int
-LANGUAGE plpgsql AS $$
+-- Returns the number of these turns that no other transaction holds: neither the row nor, unless p_locked is true, the
+-- identifier. It takes no lock.
+CREATE FUNCTION taskq_internal.count_unlocked(
+    p_topic_id int, p_sequences bigint[], p_identifiers text[], p_locked boolean
+) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-    v_locked text[] := taskq_internal.locked_identifiers(p_topic_id, p_identifiers);
+    v_locked text[] := CASE WHEN p_locked THEN '{}'
+        ELSE taskq_internal.locked_identifiers(p_topic_id, p_identifiers) END;
 BEGIN
     RETURN (SELECT count(*) FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)

@@ -127,24 +127,6 @@ BEGIN
     SELECT * FROM newest;
 END $$;
 
--- Returns the first READY task of a priority, due or not, without tasks that wait for anything else. Returns NULLs if
--- there is none.
-CREATE FUNCTION taskq_internal.first_ready(
-    p_front taskq_internal.front, OUT available_at timestamptz, OUT sequence bigint
-) LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    SELECT l.available_at, l.sequence INTO available_at, sequence FROM taskq_internal.live l
-    WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-      AND l.priority + 0 = p_front.priority AND (l.available_at, l.sequence) < (p_front.available_at, p_front.sequence)
-    ORDER BY l.available_at, l.sequence LIMIT 1;
-    IF NOT FOUND THEN
-        SELECT l.available_at, l.sequence INTO available_at, sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-          AND l.priority = p_front.priority AND (l.available_at, l.sequence) >= (p_front.available_at, p_front.sequence)
-        ORDER BY l.available_at, l.sequence LIMIT 1;
-    END IF;
-END $$;
-
 -- Returns the fronts of the priorities below p_below that have a task that is due at p_now, the highest priority first.
 CREATE FUNCTION taskq_internal.due_fronts(p_topic_id int, p_below int, p_now timestamptz)
 RETURNS SETOF taskq_internal.front LANGUAGE plpgsql STABLE AS $$

@@ -86,8 +86,6 @@ BEGIN
                    ' since ' || taskq.format_duration(v_now - taskq_internal.clamp_moment(v_task.completed))),
             CASE WHEN v_task.state = :EXPIRED
                      THEN format('the lease of %s ran out; it waits to be revived', v_task.owner)
-                 WHEN v_task.state = :FAILED AND v_task.attempt < v_task.max_attempts THEN
-                     format('given up at attempt %s; now its topic allows %s', v_task.attempt, v_task.max_attempts)
                  WHEN v_task.state = :FAILED
                      THEN format('given up after %s of %s attempts', v_task.attempt, v_task.max_attempts)
                  WHEN v_task.state = :SUSPENDED THEN 'waits to be released or revived'

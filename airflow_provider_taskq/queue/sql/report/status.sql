@@ -38,29 +38,21 @@ BEGIN
         SELECT n.* FROM front v CROSS JOIN LATERAL (
             SELECT f.* FROM taskq_internal.front f
             WHERE (f.topic_id, f.priority) < (v.topic_id, v.priority) AND f.topic_id >= v_first
-            ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1) n),
-    late AS (
-        (SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
-         WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-           AND l.topic_id >= v_first AND l.topic_id <= v_last
-         ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1)
-        UNION ALL
-        SELECT n.* FROM late v CROSS JOIN LATERAL (
-            SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
-            WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-              AND (l.topic_id, l.priority + 0) > (v.topic_id, v.priority) AND l.topic_id <= v_last
-            ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1) n)
+            ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1) n)
     SELECT p.name, o.sequence, taskq_internal.clamp_moment(o.available_at), p.topic_id
-    FROM (SELECT DISTINCT ON (d.topic_id) d.*
-          FROM (SELECT f.topic_id, l.sequence, l.available_at FROM front f CROSS JOIN LATERAL (
-                    SELECT l.sequence, l.available_at FROM taskq_internal.live l
-                    WHERE l.topic_id = f.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                      AND l.priority = f.priority AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
-                    ORDER BY l.available_at, l.sequence LIMIT 1) l
-                UNION ALL
-                SELECT l.topic_id, l.sequence, l.available_at FROM late l) d
-          WHERE d.available_at <= coalesce(p_until, clock_timestamp())
-          ORDER BY d.topic_id, d.available_at, d.sequence) o
+    FROM (SELECT DISTINCT ON (f.topic_id) f.topic_id, l.sequence, l.available_at FROM front f CROSS JOIN LATERAL (
+              (SELECT l.sequence, l.available_at FROM taskq_internal.live l
+               WHERE l.topic_id = f.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+                 AND l.priority + 0 = f.priority AND (l.available_at, l.sequence) < (f.available_at, f.sequence)
+               ORDER BY l.available_at, l.sequence LIMIT 1)
+              UNION ALL
+              (SELECT l.sequence, l.available_at FROM taskq_internal.live l
+               WHERE l.topic_id = f.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                 AND l.priority = f.priority AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
+               ORDER BY l.available_at, l.sequence LIMIT 1)
+              LIMIT 1) l
+          WHERE l.available_at <= coalesce(p_until, clock_timestamp())
+          ORDER BY f.topic_id, l.available_at, l.sequence) o
     JOIN taskq_internal.topic p ON p.topic_id = o.topic_id;
 END $$;
 COMMENT ON FUNCTION taskq.oldest_due IS
