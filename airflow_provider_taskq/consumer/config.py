@@ -11,7 +11,7 @@ from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task, par
 from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
-from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Timeouts
+from airflow_provider_taskq.queue.session import DEFAULT_TIMEOUTS, Timeouts
 
 Resolver: TypeAlias = Callable[[Task], str | int]
 RetryDelay: TypeAlias = Callable[[int], DurationLike | None]

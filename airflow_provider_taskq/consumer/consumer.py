@@ -23,7 +23,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.faults import classify
-from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
+from airflow_provider_taskq.queue.session import Connect, connect_limited, connection_factory
 from airflow_provider_taskq.worker.executors import Threads
 from airflow_provider_taskq.worker.services import CHECK_SECONDS, NotificationListener, ServiceThread, StopSignals
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from airflow_provider_taskq.consumer.config import ConsumerConfig
 from airflow_provider_taskq.queue import LeaseLost, Owner, PartitionLease
-from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, heartbeat_limit
+from airflow_provider_taskq.queue.session import Connect, DatabaseSession, heartbeat_limit
 
 
 class PartitionLeases:

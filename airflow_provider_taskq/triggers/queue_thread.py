@@ -1,7 +1,6 @@
 """The queue in the triggerer: calls in a thread, so that none blocks the event loop."""
 
 import asyncio
-import time
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +14,14 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow_provider_taskq import hooks
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
-from airflow_provider_taskq.queue.faults import classify, is_read_only
+from airflow_provider_taskq.queue.faults import classify
+from airflow_provider_taskq.queue.session import DatabaseSession, Disconnected
 
 Answer = TypeVar("Answer")
 Shared = TypeVar("Shared")
 
 _CALL_SECONDS = 30.0
+_LIMIT = CallLimit(_CALL_SECONDS, grows=False)
 _MAX_READ_ONLY_SECONDS = 30.0  # after which a connection that was read-only from the start is opened again
 
 
@@ -49,62 +50,53 @@ class QueueThread:
     def __init__(
         self, conn_id: str, prepare: "Callable[[hooks.TaskQHook, psycopg.Connection], object] | None" = None
     ) -> None:
-        self.connection: psycopg.Connection | None = None
         self._conn_id = conn_id
         self._prepare = prepare
+        self._loop: AbstractEventLoop | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="taskq")
-        self._keep_until = 0.0  # the time at which a read-only connection is replaced
+        self._session = DatabaseSession(self._open, _LIMIT, read_only_seconds=_MAX_READ_ONLY_SECONDS, listens=True)
+
+    @property
+    def connection(self) -> psycopg.Connection | None:
+        """The connection, if one is open."""
+        return self._session.connection
 
     def call(self, function: Callable[[TaskQueue], Answer]) -> "Future[Answer]":
         """Run a function in the thread. To cancel the future does not stop a function that runs already.
 
         If the connection is lost, the function may have committed.
         """
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._thread, self._run, loop, function)
+        self._loop = asyncio.get_running_loop()
+        return self._loop.run_in_executor(self._thread, self._run, function)
 
     def close(self) -> None:
         """Close the connection after the calls that were made before, without waiting for it."""
-        self._thread.submit(self._close)
+        self._thread.submit(self._session.close)
 
-    def _run(self, loop: AbstractEventLoop, function: Callable[[TaskQueue], Answer]) -> Answer:
+    def _run(self, function: Callable[[TaskQueue], Answer]) -> Answer:
         try:
-            return function(TaskQueue(self._connected(loop)))
-        except (psycopg.Error, TaskQueueError) as error:
-            if classify(error).ends_session:
-                self._close()
-            raise
+            with self._session.queue() as queue:
+                return function(queue)
+        except Disconnected as lost:
+            raise lost.__cause__ or lost from None  # which tells whether it is worth another try
 
-    def _connected(self, loop: AbstractEventLoop) -> psycopg.Connection:
-        # After a failover, the address of a read-only connection may lead to a server that accepts writes.
-        if self.connection is not None and is_read_only(self.connection) and time.monotonic() > self._keep_until:
-            self._close()
-        if self.connection is None or self.connection.closed:
-            self.connection = self._open(loop)
-            self._keep_until = time.monotonic() + _MAX_READ_ONLY_SECONDS if is_read_only(self.connection) else 0.0
-        return self.connection
-
-    def _open(self, loop: AbstractEventLoop) -> psycopg.Connection:
+    def _open(self) -> psycopg.Connection:
         # Each time, because its password or token may have changed. On the loop, because only there can a triggerer
         # below Airflow 3.3 read it.
+        assert self._loop is not None  # noqa: S101  for the type checker: it opens in a call
         reading = get_async_connection(self._conn_id, hook=hooks.TaskQHook)
-        given = asyncio.run_coroutine_threadsafe(reading, loop).result(_CALL_SECONDS)
+        given = asyncio.run_coroutine_threadsafe(reading, self._loop).result(_CALL_SECONDS)
         hook = hooks.TaskQHook(taskq_conn_id=self._conn_id, connection=given)
         connection = hook.get_conn()
         try:
             connection.autocommit = True
-            limit_calls(connection, CallLimit(_CALL_SECONDS, grows=False))
+            limit_calls(connection, _LIMIT)
             if self._prepare is not None:
                 self._prepare(hook, connection)
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _close(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.close()
 
 
 def permanent_error(error: Exception) -> Exception | None:

@@ -26,7 +26,7 @@ from typing import cast
 
 from airflow_provider_taskq.queue import Condition, Decision, LeaseLost, Polled, Result, Task, TaskQueue
 from airflow_provider_taskq.queue.faults import classify
-from airflow_provider_taskq.worker.connection import DatabaseSession
+from airflow_provider_taskq.queue.session import DatabaseSession
 from airflow_provider_taskq.worker.lease import InFlightBatch, Lease
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
 

@@ -13,9 +13,9 @@ from airflow_provider_taskq.queue.encoding import JsonEncoder
 from airflow_provider_taskq.queue.errors import first_line
 from airflow_provider_taskq.queue.faults import Fault, classify
 from airflow_provider_taskq.queue.handler_statements import handler_statements
+from airflow_provider_taskq.queue.session import DatabaseSession, Disconnected
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, name_of
 from airflow_provider_taskq.worker.calls import UnansweredCommit
-from airflow_provider_taskq.worker.connection import DatabaseSession, Disconnected
 from airflow_provider_taskq.worker.handlers import UNDECIDED
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped

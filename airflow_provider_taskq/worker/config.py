@@ -8,7 +8,7 @@ from airflow_provider_taskq.queue import Condition, Decision, Order, Owner, Poll
 from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
-from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Connect, Timeouts, connection_factory
+from airflow_provider_taskq.queue.session import DEFAULT_TIMEOUTS, Connect, Timeouts, connection_factory
 from airflow_provider_taskq.worker.functions import handler_of
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
 from airflow_provider_taskq.worker.limiter import Limiter

@@ -13,9 +13,9 @@ import psycopg
 from airflow_provider_taskq.queue import Decision, LeaseLost, Owner, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
+from airflow_provider_taskq.queue.session import Connect, DatabaseSession, Disconnected, heartbeat_limit
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.config import WorkerConfig
-from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, heartbeat_limit
 from airflow_provider_taskq.worker.limiter import Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.services import PeriodicService

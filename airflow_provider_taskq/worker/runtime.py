@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 from airflow_provider_taskq.queue import Decision, LeaseLost, Result, Task, verify_for_work
 from airflow_provider_taskq.queue.encoding import JsonEncoder, json_text
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
+from airflow_provider_taskq.queue.session import DatabaseSession
 from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
 from airflow_provider_taskq.worker.config import Groups, WorkerConfig
-from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.lease import (
     HandlerStuck,
     InFlightBatch,

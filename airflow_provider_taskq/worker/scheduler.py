@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from airflow_provider_taskq.queue import InvalidArgument, RecurringTask, TaskQueue
 from airflow_provider_taskq.queue.arguments import DurationLike, to_timedelta
-from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, connection_factory
+from airflow_provider_taskq.queue.session import Connect, DatabaseSession, Disconnected, connection_factory
 from airflow_provider_taskq.worker.services import PeriodicService
 
 log = logging.getLogger(__name__)

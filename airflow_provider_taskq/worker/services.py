@@ -19,7 +19,7 @@ from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.errors import first_line
 from airflow_provider_taskq.queue.faults import classify, is_read_only
-from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
+from airflow_provider_taskq.queue.session import Connect, DatabaseSession
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Self
 from airflow_provider_taskq.queue import DrainCounts, FailureLimit, MaxFailed, TaskQueue, TooManyUndecided
 from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.metrics import Recorder
+from airflow_provider_taskq.queue.session import DatabaseSession
 from airflow_provider_taskq.worker.config import WorkerConfig
-from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.loops import loops_of
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
 from airflow_provider_taskq.worker.services import CHECK_SECONDS, NotificationListener, StopSignals

@@ -33,8 +33,8 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.errors import to_queue_error, translate_errors
 from airflow_provider_taskq.queue.faults import Fault, classify
+from airflow_provider_taskq.queue.session import connection_factory
 from airflow_provider_taskq.queue.task_input import split_into_chunks
-from airflow_provider_taskq.worker.connection import connection_factory
 from tests.internals import block_verbs
 from tests.queue.conftest import lapse
 

@@ -67,7 +67,7 @@ OPERATORS_VERBS: dict[str, Verb] = {
     "unlock": lambda queue, _owner, _task: queue.unlock("other job", "a"),
     "results": lambda queue, _owner, _task: queue.results(datetime.now(UTC) - HOUR),
     "resolve": lambda queue, _owner, _task: queue.resolve(datetime.now(UTC) - HOUR),
-    "resolve a preceding": lambda queue, _owner, _task: queue.resolve(datetime.now(UTC), preceding=True),
+    "resolve a preceding": lambda queue, _owner, _task: queue.resolve(datetime.now(UTC) + HOUR, preceding=True),
     "junction": lambda queue, _owner, _task: queue.junction("work", [["s"], ["t", "missing"]]),
     "eternal junction": lambda queue, _owner, _task: queue.junction("work", [["a", "t"]], Junction.ETERNAL),
     "reassign": lambda queue, _owner, task: queue.reassign("work", Result.FILTER, sequences=[task.sequence]),

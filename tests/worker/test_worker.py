@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
+from airflow_provider_taskq.queue.session import DatabaseSession, connection_factory
 from airflow_provider_taskq.worker import (
     Batch,
     TaskResultException,
@@ -35,7 +36,6 @@ from airflow_provider_taskq.worker import (
     batch,
     loops,
 )
-from airflow_provider_taskq.worker.connection import DatabaseSession, connection_factory
 from airflow_provider_taskq.worker.services import NotificationListener
 from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, lapse, states, until

@@ -1,5 +1,6 @@
-"""Connections of workers and consumers: sessions that reconnect, and time limits for calls."""
+"""Sessions that reconnect, and the time limits of their calls."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -8,10 +9,10 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.queue.addresses import connection_defaults, resolve_dsn
 from airflow_provider_taskq.queue.arguments import Duration
-from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
+from airflow_provider_taskq.queue.client import TaskQueue
+from airflow_provider_taskq.queue.connection import CallLimit, connect, limit_calls
 from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
 from airflow_provider_taskq.queue.faults import classify, is_read_only
 
@@ -54,12 +55,28 @@ class DatabaseSession:
     A call without an answer counts as a lost connection. So does a write on a read-only server.
 
     :param limit: how long each call waits for an answer; a minute by default.
+    :param read_only_seconds: how long a connection is kept that was read-only from the start.
+    :param listens: the connection listens, and so its end is not hidden: the next call raises an error.
     """
 
-    def __init__(self, connect: Connect, limit: CallLimit | None = None) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        limit: CallLimit | None = None,
+        *,
+        read_only_seconds: float = 0.0,
+        listens: bool = False,
+    ) -> None:
         self._connect = connect
         self._limit = limit or CallLimit(_CALL_SECONDS)
         self._queue: TaskQueue | None = None
+        self._read_only_seconds, self._listens = read_only_seconds, listens
+        self._keep_until = 0.0  # by time.monotonic(), if it is read-only
+
+    @property
+    def connection(self) -> psycopg.Connection[Any] | None:
+        """The connection, if one is open."""
+        return None if self._queue is None or self._queue.conn.closed else self._queue.conn
 
     @contextmanager
     def queue(self) -> Iterator[TaskQueue]:
@@ -67,12 +84,13 @@ class DatabaseSession:
 
         Raises Disconnected if the connection fails, before the block or in it.
         """
-        if self._queue is not None and (is_read_only(self._queue.conn) or _has_ended(self._queue.conn)):
-            self.close()  # the address may lead to a writable server by now
+        if self._queue is not None and self._is_useless(self._queue.conn):
+            self.close()
         queue = self._queue
         try:
             if queue is None:
                 self._queue = queue = TaskQueue(connect_limited(self._connect, self._limit))
+                self._keep_until = time.monotonic() + self._read_only_seconds if is_read_only(queue.conn) else 0.0
             yield queue
         except Exception as error:
             if queue is not None and not queue.conn.closed and not classify(error).ends_session:
@@ -85,6 +103,12 @@ class DatabaseSession:
         queue, self._queue = self._queue, None
         if queue is not None:
             queue.conn.close()
+
+    def _is_useless(self, conn: psycopg.Connection[Any]) -> bool:
+        """Return whether the server has ended the session, or the address may lead to a writable server by now."""
+        if is_read_only(conn) and time.monotonic() >= self._keep_until:
+            return True
+        return conn.closed if self._listens else _has_ended(conn)
 
 
 def _has_ended(conn: psycopg.Connection[Any]) -> bool:
