@@ -43,6 +43,11 @@ _SELECT_LINE: LiteralString = (
     " CASE WHEN isfinite(t.polled) AND (t.completed IS NOT NULL OR t.state = 0)"
     " THEN greatest(coalesce(t.completed, statement_timestamp()) - t.polled, '0') END AS ran"
 )
+_FIND_TASKS: LiteralString = (
+    "SELECT sequences, looked_to FROM taskq.find_tasks(%s::text, %s::int, %s::text, %s::text, %s::text,"
+    " %s::timestamptz, %s::timestamptz, %s::text, %s::text, %s::bigint, %s::bigint, %s::boolean, %s::int, %s::int,"
+    " %s::bigint, %s::bigint)"
+)
 
 
 class InspectMixin(FunctionCaller):
@@ -91,12 +96,14 @@ class InspectMixin(FunctionCaller):
         """
         if after is not None and before is not None:
             raise InvalidTask("a page goes after one sequence or before one, not both")
-        return self._fetch(
+        newest = before is not None
+        filters = (state_number(state), None, identifier, reference, *[None] * 5)
+        found = self._fetch(
             _TASK_INFO,
-            f"{_SELECT_TASK_INFO} FROM taskq.page(%s::text, %s::bigint, %s::bigint, %s::int, %s::int, %s::text,"
-            " %s::text, %s::bigint, %s::bigint)",
-            (topic, after, before, size, state_number(state), identifier, reference, from_, to),
+            f"{_SELECT_TASK_INFO} FROM ({_FIND_TASKS}) f, taskq.task(%s::text, VARIADIC f.sequences)",
+            (topic, *filters, before if newest else after, newest, size, None, from_, to, topic),
         )
+        return sorted(found, key=lambda task: task.sequence, reverse=newest)
 
     def count(
         self,
@@ -228,12 +235,10 @@ class InspectMixin(FunctionCaller):
         if given.status is not None and (state is None or given.state not in (None, state)):
             return FoundTasks([], None)
         [found] = self._rows(
-            "SELECT sequences, looked_to FROM taskq.find_tasks(%s::text, %s::int, %s::text, %s::text, %s::text,"
-            " %s::timestamptz, %s::timestamptz, %s::text, %s::text, %s::bigint, %s::bigint, %s::boolean, %s::int,"
-            " %s::int)",
+            _FIND_TASKS,
             (
                 *(topic, state, given.status, given.identifier, given.reference, given.since, given.until),
-                *(given.error, given.error_group, given.pushed_with, after, newest, size, budget),
+                *(given.error, given.error_group, given.pushed_with, after, newest, size, budget, 0, None),
             ),
         )
         return FoundTasks(*found)

@@ -45,7 +45,8 @@ UNREAD = (
 READY = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'READY'"
 ENDED = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'SUCCEEDED'"
 ALL = "SELECT count(*) FROM taskq.tasks WHERE topic = %s"
-LAST = "SELECT created > to_timestamp(%(since)s) FROM taskq.page('{}', NULL, 1::bigint << 62, 1, NULL, NULL, NULL)"
+LAST = """SELECT sequences <> '{{}}' FROM taskq.find_tasks(
+    '{}', NULL, NULL, NULL, NULL, to_timestamp(%(since)s), NULL, NULL, NULL, NULL, NULL, true, 1)"""
 READ = "SELECT EXISTS (SELECT FROM reading WHERE at > to_timestamp(%(since)s))"  # the group
 # Whether a program of a role has done its work since a moment. The name of a worker's owner begins with that of its
 # process.

@@ -87,7 +87,6 @@ SELECT taskq.state_name(1);
 SELECT taskq.format_duration('90 minutes');
 SELECT * FROM taskq.task('orders', 1);
 SELECT * FROM taskq.latest('orders', ARRAY['customer-1']);
-SELECT * FROM taskq.page('orders', 0, NULL, 10, NULL, NULL, NULL);
 SELECT * FROM taskq.count(NULL, false, NULL, NULL, NULL, 0, NULL);
 SELECT * FROM taskq.results(NULL, NULL);
 SELECT taskq.resolve(now() - interval '1 hour', false);

@@ -107,7 +107,7 @@ EVERY = 0.1  # seconds between two pushes
 PATIENCE = max(600.0, SECONDS)
 
 
-COPIED = "SELECT coalesce(max(sequence), 0) FROM taskq.page('copies', NULL, 1::bigint << 62, 1, NULL, NULL, NULL)"
+COPIED = "SELECT coalesce(max(sequence), 0) FROM taskq.task_info WHERE topic = 'copies'"
 COMMITTING = (
     "SELECT count(*) > 0 FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.commit_stage%'"
 )

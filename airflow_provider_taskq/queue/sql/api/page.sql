@@ -129,31 +129,30 @@ TQ001 for an unknown topic.';
 CREATE FUNCTION taskq.find_tasks(
     p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz,
     p_until timestamptz, p_error text, p_error_group text, p_pushed_with bigint, p_after bigint, p_newest boolean,
-    p_size int, p_budget int, OUT sequences bigint[], OUT looked_to bigint
+    p_size int, p_budget int DEFAULT NULL, p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL,
+    OUT sequences bigint[], OUT looked_to bigint
 ) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
-    v_low      bigint := CASE WHEN p_since IS NULL THEN 0 ELSE
-        coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_since, false), 9223372036854775807) END;
-    v_high     bigint := CASE WHEN p_until IS NULL THEN 9223372036854775807 ELSE
-        coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_until, true), -1) END;
+    v_low      bigint := CASE WHEN p_from IS NOT NULL THEN greatest(
+        p_from, CASE WHEN NOT p_newest THEN p_after + (p_after < 9223372036854775807)::int END,
+        CASE WHEN p_since IS NOT NULL THEN coalesce(
+            taskq_internal.resolve(ARRAY[v_topic.topic_id], p_since, false), 9223372036854775807) END) END;
+    v_high     bigint := least(
+        p_to, CASE WHEN p_newest THEN p_after - (p_after > 0)::int END,
+        CASE WHEN p_until IS NOT NULL THEN coalesce(
+            taskq_internal.resolve(ARRAY[v_topic.topic_id], p_until, true), -1) END, 9223372036854775807);
     v_order    text := CASE WHEN p_newest THEN 'DESC' ELSE 'ASC' END;
-    v_budget   int := greatest(p_budget, 1);
+    v_budget   int := CASE WHEN p_budget IS NOT NULL THEN greatest(p_budget, 1) END;
     v_queries  record;
 BEGIN
-    sequences := '{}';
-    IF p_newest THEN
-        v_high := least(v_high, p_after - 1);
-    ELSE
-        v_low := greatest(v_low, p_after + 1);
-    END IF;
     v_queries := taskq_internal.filter_queries(
         v_topic, v_low, v_high, CASE WHEN p_state IS NOT NULL THEN ARRAY[p_state] END,
         CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference, p_status, p_since, p_until,
         p_error, p_error_group, p_pushed_with, v_order, v_budget);
     EXECUTE format('SELECT ARRAY(%s ORDER BY sequence %s LIMIT %s)', v_queries.matches, v_order, greatest(p_size, 0))
         INTO sequences;
-    IF cardinality(sequences) < p_size THEN
+    IF cardinality(sequences) < p_size AND v_budget IS NOT NULL THEN
         EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET %s LIMIT 1', v_queries.scan, v_budget - 1) INTO looked_to;
     END IF;
 END $$;
@@ -162,8 +161,9 @@ COMMENT ON FUNCTION taskq.find_tasks IS
 descending with p_newest true. A filter of NULL matches every task. p_status is a status of taskq.task_info in the state
 p_state; failed includes exhausted. p_since and p_until limit the time of the push, both included. p_error is a part of
 the error, in upper or lower case. p_error_group is a group of taskq.error_groups. p_pushed_with is a task of the same
-push. The call reads up to p_budget rows of the narrowest index. If the budget ends first, looked_to is the p_after of
-the next call. Raises TQ001 for an unknown topic.';
+push. p_from and p_to bound the sequences; with p_from NULL no task matches. The call reads up to p_budget rows of the
+narrowest index, or with NULL any number. If the budget ends first, looked_to is the p_after of the next call. Raises
+TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint)
 LANGUAGE plpgsql STABLE AS $$

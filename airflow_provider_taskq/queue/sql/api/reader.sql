@@ -28,29 +28,6 @@ COMMENT ON FUNCTION taskq.latest IS
 'Returns the task with the highest sequence of each identifier. An identifier without tasks has no row. Raises TQ001 for
 an unknown topic.';
 
-CREATE FUNCTION taskq.page(
-    p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text,
-    p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL
-) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic     taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
-    v_order     text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
-    v_low       bigint := CASE WHEN p_from IS NOT NULL THEN
-        greatest(p_from, p_after + (p_after < 9223372036854775807)::int) END;
-    v_high      bigint := least(p_to, p_before - (p_before > 0)::int, 9223372036854775807);
-    v_sequences bigint[];
-BEGIN
-    EXECUTE format('SELECT ARRAY(%s ORDER BY sequence %s LIMIT %s)', (taskq_internal.filter_queries(
-        v_topic, v_low, v_high, CASE WHEN p_state IS NOT NULL THEN ARRAY[p_state] END,
-        CASE WHEN p_identifier IS NOT NULL THEN ARRAY[p_identifier] END, p_reference)).matches, v_order,
-        greatest(p_size, 0)) INTO v_sequences;
-    RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic.topic_id AND i.sequence = ANY (v_sequences)
-        ORDER BY CASE v_order WHEN 'ASC' THEN i.sequence ELSE -i.sequence END;
-END $$;
-COMMENT ON FUNCTION taskq.page IS
-'Returns up to p_size tasks: ascending after p_after, or descending before p_before. p_from and p_to bound the
-sequences. A filter of NULL matches every task. With p_from NULL the page is empty. Raises TQ001 for an unknown topic.';
-
 CREATE FUNCTION taskq.count(
     p_topic text, p_recent boolean, p_state int, p_identifier text, p_reference text, p_from bigint, p_to bigint
 ) RETURNS TABLE (topic text, state int, count bigint, last bigint) LANGUAGE plpgsql STABLE AS $$

@@ -32,7 +32,7 @@ FROM (VALUES
       is_worker_active find_drain count_ended_by'),
     ('consumer', false, 'lock unlock set_worker_active'),
     ('reader', true,
-     'timeline explain latest page count task_slice format_duration state_name statistics
+     'timeline explain latest count task_slice format_duration state_name statistics
       error_groups browse_holders browse_ticks find_tasks find_claimed
       dependencies browse_topics'),
     ('reader', false,

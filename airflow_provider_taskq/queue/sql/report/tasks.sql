@@ -35,9 +35,9 @@ LEFT JOIN taskq_internal.live l ON l.topic_id = t.topic_id AND l.sequence = t.se
 LEFT JOIN taskq_internal.ended e ON e.topic_id = t.topic_id AND e.sequence = t.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = coalesce(l.holder, e.holder);
 COMMENT ON VIEW taskq.task_info IS
-'All tasks with all their columns, except the history. taskq.task, taskq.latest and taskq.page return these rows. The
-columns state and descent are numbers, which taskq.state_name names. The column status is ready, scheduled, retrying,
-blocked, paused, running, exhausted, or the name of the state.';
+'All tasks with all their columns, except the history. taskq.task and taskq.latest return these rows. The columns state
+and descent are numbers, which taskq.state_name names. The column status is ready, scheduled, retrying, blocked, paused,
+running, exhausted, or the name of the state.';
 
 -- Returns, in no order, the held tasks of a topic, or with p_waits its READY tasks that wait for this. Returns NULL if
 -- they are more than p_budget. It counts the held tasks of all topics.
@@ -65,10 +65,10 @@ LANGUAGE sql IMMUTABLE AS $$
                               interval '0') END
 $$;
 
--- Returns two queries for the tasks of a topic that match a filter: for find_tasks, for page, and for the slices of
--- Spark. scan returns the rows of the narrowest table, or part of a table, that has all these tasks. With p_budget it
--- returns only that many of them, in the order p_order. matches returns the sequences of the rows of scan that match. A
--- condition of NULL matches every task. If p_states has states of live and of ended tasks, the caller compares them.
+-- Returns two queries for the tasks of a topic that match a filter: for find_tasks and for the slices of Spark. scan
+-- returns the rows of the narrowest table, or part of a table, that has all these tasks. With p_budget it returns only
+-- that many of them, in the order p_order. matches returns the sequences of the rows of scan that match. A condition of
+-- NULL matches every task. If p_states has states of live and of ended tasks, the caller compares them.
 CREATE FUNCTION taskq_internal.filter_queries(
     p_topic taskq_internal.topic, p_low bigint, p_high bigint, p_states int[], p_identifiers text[],
     p_reference text DEFAULT NULL, p_status text DEFAULT NULL, p_since timestamptz DEFAULT NULL,
@@ -104,32 +104,34 @@ DECLARE
                  || quote_literal(p_status) END,
         'strpos(lower(s.error), lower(' || quote_literal(p_error) || ')) > 0',
         'taskq_internal.error_group(s.error_summary, s.identifier) = ' || quote_literal(p_error_group));
-    v_end     text := CASE WHEN p_budget IS NULL THEN ''
-        ELSE format(' ORDER BY n.sequence %s LIMIT %s', p_order, p_budget) END;
+    v_troubled text := 'taskq_internal.ended r WHERE r.topic_id::bigint = %s AND r.state::int = %s'
+        ' AND r.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)';
+    v_end     text := format(' AND sequence BETWEEN %L AND %L', p_low, p_high)
+        || CASE WHEN p_budget IS NULL THEN '' ELSE format(' ORDER BY sequence %s LIMIT %s', p_order, p_budget) END;
 BEGIN
-    -- Each part ends at the budget, too: a sort of their union would read all of them first.
-    SELECT format('SELECT n.* FROM (%s) n', string_agg(format(
-        '(SELECT r.* FROM %s AND r.sequence BETWEEN %L AND %L%s)', f.source, p_low, p_high,
-        replace(v_end, 'n.', 'r.')), ' UNION ALL ')) || v_end
-    INTO scan FROM unnest(CASE
-        WHEN v_few IS NOT NULL THEN ARRAY[format('unnest(%L::bigint[]) r (sequence) WHERE true', v_few)]
-        WHEN v_named THEN ARRAY[format('taskq_internal.task r WHERE %s AND r.topic_id = %s',
+    scan := CASE
+        WHEN v_few IS NOT NULL THEN format('unnest(%L::bigint[]) r (sequence) WHERE true', v_few)
+        WHEN v_named THEN format('taskq_internal.task r WHERE %s AND r.topic_id = %s',
             CASE WHEN cardinality(p_identifiers) = 1 THEN 'r.identifier = ' || quote_literal(p_identifiers[1])
                  WHEN p_identifiers IS NOT NULL THEN format('r.identifier = ANY (%L)', p_identifiers)
-                 ELSE 'r.reference = ' || quote_literal(p_reference) END, p_topic.topic_id)]
-        WHEN p_status = 'retrying' THEN ARRAY[format('taskq_internal.live r WHERE r.topic_id::bigint = %s'
-            ' AND r.holder IS NULL AND r.attempt > 0', p_topic.topic_id)]
-        WHEN v_table = 'ended' AND v_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED] THEN ARRAY(
-            SELECT format('taskq_internal.ended r WHERE r.topic_id::bigint = %s AND r.state::int = %s'
-                ' AND r.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)', p_topic.topic_id, u.state)
+                 ELSE 'r.reference = ' || quote_literal(p_reference) END, p_topic.topic_id)
+        WHEN p_status = 'retrying' THEN format('taskq_internal.live r WHERE r.topic_id::bigint = %s'
+            ' AND r.holder IS NULL AND r.attempt > 0', p_topic.topic_id)
+        WHEN v_states = ARRAY[v_states[1]] AND v_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED]
+            THEN format(v_troubled, p_topic.topic_id, v_states[1])
+        WHEN v_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED] THEN (
+            -- Each state ends at the budget, too: a sort of their union would read all of them first.
+            SELECT format('(%s) r WHERE true', string_agg(format(
+                '(SELECT * FROM ' || v_troubled || '%s)', p_topic.topic_id, u.state, v_end), ' UNION ALL '))
             FROM unnest(v_states) AS u (state))
-        ELSE ARRAY[format('taskq_internal.%I r WHERE r.topic_id = %s', coalesce(v_table, 'task'), p_topic.topic_id)]
-        END) AS f (source);
+        ELSE format('taskq_internal.%I r WHERE r.topic_id = %s', coalesce(v_table, 'task'), p_topic.topic_id) END;
+    scan := format('SELECT r.* FROM %s%s', scan, v_end);
     -- Conditions on another table are subqueries, so that the planner never reads that table first.
-    matches := format('SELECT %1$s.sequence FROM (%2$s) %1$s WHERE true', v_alias, scan) || coalesce((
-        SELECT string_agg(' AND ' || CASE WHEN c.alias = v_alias THEN c.condition ELSE format(
-            '(SELECT %s FROM taskq_internal.%I %s WHERE topic_id = %s AND sequence = %s.sequence)', c.condition,
-            c.name, c.alias, p_topic.topic_id, v_alias) END, '')
-        FROM (VALUES ('s', v_table, v_of_row), ('t', 'task', v_of_task)) AS c (alias, name, condition)
-        WHERE c.condition <> ''), '');
+    matches := format('SELECT %1$s.sequence FROM (%2$s) %1$s WHERE true', v_alias, scan)
+        || CASE WHEN v_of_row = '' THEN '' WHEN v_alias = 's' THEN ' AND ' || v_of_row ELSE format(
+            ' AND (SELECT %s FROM taskq_internal.%I s WHERE topic_id = %s AND sequence = %s.sequence)', v_of_row,
+            v_table, p_topic.topic_id, v_alias) END
+        || CASE WHEN v_of_task = '' THEN '' WHEN v_alias = 't' THEN ' AND ' || v_of_task ELSE format(
+            ' AND (SELECT %s FROM taskq_internal.task t WHERE topic_id = %s AND sequence = %s.sequence)', v_of_task,
+            p_topic.topic_id, v_alias) END;
 END $$;
