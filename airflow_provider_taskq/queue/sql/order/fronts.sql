@@ -112,11 +112,9 @@ CREATE FUNCTION taskq_internal.store_push_time(p_topic_id int, p_now timestamptz
     FROM taskq_internal.newest_fronts(p_topic_id) f
 $$;
 
--- Returns the newest row of each priority of a topic, the highest priority first.
+-- Returns the newest row of each priority of a topic, the highest priority first. The planner inlines the body.
 CREATE FUNCTION taskq_internal.newest_fronts(p_topic_id int) RETURNS SETOF taskq_internal.front
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN QUERY
+LANGUAGE sql STABLE AS $$
     WITH RECURSIVE newest AS (
         (SELECT f.* FROM taskq_internal.front f WHERE f.topic_id = p_topic_id
          ORDER BY f.priority DESC, f.number DESC LIMIT 1)
@@ -124,32 +122,26 @@ BEGIN
         SELECT n.* FROM newest v CROSS JOIN LATERAL (
             SELECT f.* FROM taskq_internal.front f WHERE f.topic_id = p_topic_id AND f.priority < v.priority
             ORDER BY f.priority DESC, f.number DESC LIMIT 1) n)
-    SELECT * FROM newest;
-END $$;
+    SELECT * FROM newest
+$$;
 
 -- Returns the fronts of the priorities below p_below that have a task that is due at p_now, the highest priority first.
 CREATE FUNCTION taskq_internal.due_fronts(p_topic_id int, p_below int, p_now timestamptz)
 RETURNS SETOF taskq_internal.front LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
-    WITH RECURSIVE newest AS (
-        (SELECT f.* FROM taskq_internal.front f WHERE f.topic_id = p_topic_id AND f.priority < p_below
-         ORDER BY f.priority DESC, f.number DESC LIMIT 1)
-        UNION ALL
-        SELECT n.* FROM newest v CROSS JOIN LATERAL (
-            SELECT f.* FROM taskq_internal.front f WHERE f.topic_id = p_topic_id AND f.priority < v.priority
-            ORDER BY f.priority DESC, f.number DESC LIMIT 1) n)
-    SELECT f.* FROM newest f
-    WHERE (SELECT l.sequence FROM taskq_internal.live l
-           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-             AND l.priority = f.priority AND l.available_at <= p_now
-             AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
-           ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL
-       OR (SELECT l.sequence FROM taskq_internal.live l
-           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-             AND l.priority + 0 = f.priority AND l.available_at <= p_now
-             AND (l.available_at, l.sequence) < (f.available_at, f.sequence)
-           ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
+    SELECT f.* FROM taskq_internal.newest_fronts(p_topic_id) f
+    WHERE f.priority < p_below AND (
+        (SELECT l.sequence FROM taskq_internal.live l
+         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+           AND l.priority = f.priority AND l.available_at <= p_now
+           AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
+         ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL
+        OR (SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+              AND l.priority + 0 = f.priority AND l.available_at <= p_now
+              AND (l.available_at, l.sequence) < (f.available_at, f.sequence)
+            ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL);
 END $$;
 
 -- Returns the due tasks of one priority in order: the late ones before the front, and then those behind it. The planner
