@@ -56,6 +56,5 @@ with DAG("taskq_purge", schedule="17 3 * * *", **DAGS):
         task_id="purge",
         older_than=timedelta(days=30),
         owners_older_than=timedelta(days=30),
-        group_releases_older_than=timedelta(days=30),
         retries=3,
     )

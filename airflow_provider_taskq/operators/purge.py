@@ -1,4 +1,4 @@
-"""The operator that deletes ended tasks, owners and the records of released groups."""
+"""The operator that deletes ended tasks, and owners."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class TaskQPurgeOperator(TaskQBaseOperator):
-    """Deletes ended tasks in batches, and on request also old owners and records of released groups.
+    """Deletes ended tasks in batches, and on request also old owners.
 
     Each batch is a transaction of its own. So a large purge does not hold back vacuum, holds locks only for a short
     time, and keeps its progress if it is killed. The operator spares tasks that are ACTIVE, READY or EXPIRED unless
     `state` names their state. Tasks that another transaction has locked stay for the next purge.
 
-    Returns `{"purged", "owners", "group_releases"}`, the number of each that was deleted.
+    Returns `{"purged", "owners"}`, the number of each that was deleted.
 
     :param topic: the topic's name; None for all topics, only together with `older_than` (templated).
     :param older_than: purges tasks that were pushed at least this long ago, a timedelta or seconds (templated).
@@ -30,14 +30,13 @@ class TaskQPurgeOperator(TaskQBaseOperator):
     :param to: the highest sequence (templated).
     :param batch: the most tasks in one transaction.
     :param owners_older_than: deletes owners without a heartbeat for this long that hold no task and that no task
-        refers to (templated).
-    :param group_releases_older_than: deletes the records of groups that a TaskQJunctureSensor released this long ago. A
-        sensor that still waits then waits for suspended tasks again (templated).
+        refers to, and the records of groups that a TaskQJunctureSensor released this long ago. A sensor that still
+        waits then waits for suspended tasks again (templated).
     """
 
     template_fields: Sequence[str] = (
         *("topic", "older_than", "state", "from_", "to"),
-        *("owners_older_than", "group_releases_older_than", "taskq_conn_id"),
+        *("owners_older_than", "taskq_conn_id"),
     )
 
     def __init__(
@@ -50,7 +49,6 @@ class TaskQPurgeOperator(TaskQBaseOperator):
         to: int | str | None = None,
         batch: int = 10_000,
         owners_older_than: DurationLike | None = None,
-        group_releases_older_than: DurationLike | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -61,29 +59,26 @@ class TaskQPurgeOperator(TaskQBaseOperator):
         self.to = to
         self.batch = batch
         self.owners_older_than = owners_older_than
-        self.group_releases_older_than = group_releases_older_than
         chosen = any(value is not None for value in (older_than, state, from_, to))
         if topic is None and any(value is not None for value in (state, from_, to)):
             raise ValueError("state, from_ and to select tasks of one topic, so they need a topic")
         if topic is not None and not chosen:
             raise ValueError(f"no tasks of topic {topic!r} are selected: give older_than, state, from_ or to")
-        if not chosen and owners_older_than is None and group_releases_older_than is None:
-            raise ValueError("nothing to purge: give older_than, owners_older_than or group_releases_older_than")
+        if not chosen and owners_older_than is None:
+            raise ValueError("nothing to purge: give older_than or owners_older_than")
         to_integer(batch, "batch", 1)
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Delete, and return the number of deleted tasks, owners and records."""
-        owners = group_releases = 0
+        """Delete, and return the number of deleted tasks and owners."""
+        owners = 0
         with self.hook.get_conn() as connection:
             connection.autocommit = True
             queue = TaskQueue(connection)
             purged = self._purge_tasks(queue)
             if self.owners_older_than is not None:
                 owners = queue.purge_owners(self.owners_older_than)
-            if self.group_releases_older_than is not None:
-                group_releases = queue.purge_group_releases(self.group_releases_older_than)
-        self.log.info("Purge finished: tasks=%d owners=%d group_releases=%d", purged, owners, group_releases)
-        return {"purged": purged, "owners": owners, "group_releases": group_releases}
+        self.log.info("Purge finished: tasks=%d owners=%d", purged, owners)
+        return {"purged": purged, "owners": owners}
 
     def _purge_tasks(self, queue: TaskQueue) -> int:
         if self.topic is None and self.older_than is None:

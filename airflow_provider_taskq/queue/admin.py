@@ -135,6 +135,9 @@ class AdminMixin(FunctionCaller):
         A registration, a heartbeat and a release count as activity. Owners that hold tasks stay, and owners that were
         the last to hold a stored task, because `TaskInfo.owner` names them.
 
+        The call also removes reports of drains, last batches of streams, and what `release_groups_once` remembers, of
+        that age: a caller that still repeats `release_groups_once` then waits for these groups again.
+
         :param older_than: time since the last activity of the owner.
         """
         return self._number("SELECT taskq.purge_owners(%s::interval)", (older_than,))
@@ -208,13 +211,6 @@ class AdminMixin(FunctionCaller):
                 (name, topic, *_group_members(groups), Junction(junction)),
             )
         )
-
-    def purge_group_releases(self, older_than: DurationLike) -> int:
-        """Forget the groups that `release_groups_once` released longer ago than this. Return the number of groups.
-
-        A caller that still repeats `release_groups_once` then waits for these groups again.
-        """
-        return self._number("SELECT taskq.purge_group_releases(%s::interval)", (older_than,))
 
     # Locks
 

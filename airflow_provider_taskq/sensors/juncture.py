@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TaskQJunctureSensor(TaskQBaseSensor):
     """Releases each group of suspended tasks as soon as the group is complete, and waits until all are released.
 
-    The queue records releases under the logical task, until `purge_group_releases` deletes the records. So a retry, a
+    The queue records releases under the logical task, until `purge_owners` deletes the records. So a retry, a
     cleared task or another triggerer continues with the groups that are left, and releases no group twice.
 
     Returns `{"topic", "groups"}`; `groups` is the number of groups. TaskQBaseSensor documents the modes and the

@@ -46,7 +46,7 @@ def test_purges_ended_tasks_that_were_pushed_long_ago(
     waiting = queue.push("work", [NewTask("waits", delay=40 * DAY)])[0].sequence
     age_tasks(conn, 31 * DAY, [*old, waiting])
     ended(queue, "new")
-    assert purge(topic="work", older_than=older_than) == {"purged": 2, "owners": 0, "group_releases": 0}
+    assert purge(topic="work", older_than=older_than) == {"purged": 2, "owners": 0}
     assert identifiers(queue) == ["waits", "new"]
 
 
@@ -82,9 +82,9 @@ def test_purges_owners_and_group_releases_on_request(queue: TaskQueue) -> None:
     queue.release(queue.register("gone"))
     queue.push("work", [NewTask("a", suspended=True)])
     assert queue.release_groups_once("wait", "work", [["a"]]) == []
-    for age, number in ((DAY, 0), (0, 1)):
-        done = purge(owners_older_than=age, group_releases_older_than=age)
-        assert done == {"purged": 0, "owners": number, "group_releases": number}
+    for age, number, left in ((DAY, 0, []), (0, 1, [0])):
+        assert purge(owners_older_than=age) == {"purged": 0, "owners": number}
+        assert queue.release_groups_once("wait", "work", [["a"]]) == left
     assert identifiers(queue) == ["a"]
 
 

@@ -70,7 +70,6 @@ SELECT taskq.reassign('orders', 0, NULL, 6, 0, NULL);
 SELECT * FROM taskq.revive('orders', 'APPEND', NULL, 3);
 SELECT taskq.junction('orders', ARRAY['customer-7'], ARRAY[1], 'SINGULAR');
 SELECT taskq.release_groups_once('run-1', 'orders', ARRAY['customer-8'], ARRAY[1], 'ETERNAL');
-SELECT taskq.purge_group_releases('0');
 
 -- Changes of tasks that wait, and of topics
 SELECT taskq.change_waiting('orders', ARRAY[1], p_due => now() + interval '1 hour');
@@ -147,7 +146,6 @@ SELECT taskq.begin_drain('drain-1', NULL, 'orders');
 SELECT taskq.end_drain('drain-1', NULL, '{"succeeded": 1}');
 SELECT * FROM taskq.find_drain('drain-1');
 SELECT taskq.begin_stream_batch('stream-1', 0, 'query-1');
-SELECT taskq.purge_streams('0');
 
 -- Ticks, locks and workers
 SELECT taskq.install_ticks('mails', 'daily', 'hash-1', ARRAY[timestamptz '2030-01-01 00:00Z']);

@@ -116,7 +116,6 @@ def verbs(queue: TaskQueue, topic: str = "work", owner: Owner = UNREGISTERED) ->
         "purge": lambda: queue.purge(topic),
         "purge_all": lambda: queue.purge_all(topic),
         "purge_owners": lambda: queue.purge_owners(LEASE),
-        "purge_group_releases": lambda: queue.purge_group_releases(LEASE),
         "record_action": lambda: queue.record_action("purge", topic, "all", 1),
         "drop_topic": lambda: queue.drop_topic("other"),
     }

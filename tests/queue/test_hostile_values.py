@@ -483,7 +483,6 @@ def test_a_moment_of_sql_outside_of_the_years_1_to_9999_is_refused(queue: TaskQu
 COMPARING: dict[str, Callable[[World, Any], object]] = {
     "owners": lambda w, d: w.queue.owners(d),
     "purge_owners": lambda w, d: w.queue.purge_owners(d),
-    "purge_group_releases": lambda w, d: w.queue.purge_group_releases(d),
     "expire": lambda w, d: w.queue.expire(d),
     "statistics": lambda w, d: w.queue.statistics(d),
     "throughput": lambda w, d: w.queue.throughput(d, 1),

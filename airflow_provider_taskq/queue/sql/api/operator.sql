@@ -145,15 +145,16 @@ another transaction holds stays. Raises TQ001 for an unknown topic.';
 -- The function scans the ended tasks once, and only if there is an owner to remove.
 CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
+    v_last  timestamptz := clock_timestamp() - taskq_internal.clamp_age(p_older_than);
     v_found bigint[];
     v_count bigint;
 BEGIN
     PERFORM taskq_internal.require_read_committed('purge_owners()');
-    DELETE FROM taskq_internal.drain
-        WHERE coalesce(finished, began) <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
+    DELETE FROM taskq_internal.drain WHERE coalesce(finished, began) <= v_last;
+    DELETE FROM taskq_internal.stream WHERE committed <= v_last;
+    DELETE FROM taskq_internal.group_release WHERE released <= v_last;
     v_found := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
-                     WHERE (o.fence IS NULL OR o.lease_until < clock_timestamp())
-                       AND o.seen <= clock_timestamp() - taskq_internal.clamp_age(p_older_than)
+                     WHERE (o.fence IS NULL OR o.lease_until < clock_timestamp()) AND o.seen <= v_last
                      FOR UPDATE SKIP LOCKED);
     IF cardinality(v_found) = 0 THEN
         RETURN 0;
@@ -166,8 +167,10 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.purge_owners IS
 'Removes owners that did not register, send a heartbeat or release for p_older_than. Such an owner also has no valid
-lease, holds no tasks, and no stored task names it. Also removes the reports of drains of that age. Skips an owner that
-another transaction is using. Returns how many owners it removed. Raises TQ000 above READ COMMITTED.';
+lease, holds no tasks, and no stored task names it. Skips an owner that another transaction is using. Also removes what
+else has a name and has not been used for that time: reports of drains, the last batches of streams, and the groups that
+sensors have released. A removed stream that continues may push its last batch twice. Returns how many owners it
+removed. Raises TQ000 above READ COMMITTED.';
 
 -- The client names the actor. session_user is the role that logged in: neither SET ROLE nor the owner of a function
 -- changes it.

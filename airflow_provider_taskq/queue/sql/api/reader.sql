@@ -238,7 +238,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.release_groups_once IS
 'Releases groups like taskq.junction, each group once for p_name. Returns the numbers of the groups that still wait. The
-queue recognizes a group by its identifiers. It remembers released groups until taskq.purge_group_releases removes them.
+queue recognizes a group by its identifiers. It remembers released groups until taskq.purge_owners removes them.
 Raises TQ001 for an unknown topic, TQ008 for an invalid name, and TQ000 for an unknown junction.';
 
 CREATE FUNCTION taskq.watch_groups(
@@ -258,18 +258,6 @@ COMMENT ON FUNCTION taskq.watch_groups IS
 'Answers many waits for groups in one call, like taskq.release_groups_once. Each row has the position of a wait in
 p_names, from 1, and how many of its groups still wait, or -1 for an unknown topic. An element of p_places is the
 position of the wait of an identifier. Never waits: while a transaction drops the topic, the number is NULL.';
-
-CREATE FUNCTION taskq.purge_group_releases(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_count bigint;
-BEGIN
-    DELETE FROM taskq_internal.group_release
-        WHERE released <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
-END $$;
-COMMENT ON FUNCTION taskq.purge_group_releases IS
-'Removes the records of group releases that are older than p_older_than. Returns how many groups it removed.';
 
 CREATE FUNCTION taskq.topic_status(p_topics text[], p_conditions text[], p_cap int)
 RETURNS TABLE ("position" int, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused bigint,

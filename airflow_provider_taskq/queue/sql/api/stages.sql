@@ -116,15 +116,3 @@ COMMENT ON FUNCTION taskq.begin_stream_batch IS
 'Records in this transaction that a stream commits a batch. p_query is the ID of the query in Spark''s checkpoint: each
 checkpoint numbers its own batches. Waits for another run of the same stream. Returns false if the stream has already
 committed this batch or a later one. Raises TQ008 for an invalid name.';
-
-CREATE FUNCTION taskq.purge_streams(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_count bigint;
-BEGIN
-    DELETE FROM taskq_internal.stream WHERE committed < clock_timestamp() - taskq_internal.clamp_age(p_older_than);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
-END $$;
-COMMENT ON FUNCTION taskq.purge_streams IS
-'Removes streams that have committed no batch for p_older_than. Returns how many streams it removed. A removed stream
-that continues later may push its last batch twice.';
