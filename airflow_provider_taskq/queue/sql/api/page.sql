@@ -94,32 +94,27 @@ RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, 
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id   bigint := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
-    v_identifier text COLLATE "C" := '';
-    v_parts      text[];
-    v_key        text COLLATE "C";
+    v_topic_id bigint := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
-    FOR v_step IN 1 .. p_steps LOOP
-        v_identifier := (SELECT l.identifier FROM taskq_internal.live l
-                         WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier > v_identifier
-                         ORDER BY l.identifier LIMIT 1);
-        EXIT WHEN v_identifier IS NULL;
-        v_parts := regexp_match(v_identifier, '^(.+)/([^/]+)/[0-9]{8}T[0-9]{6}\.[0-9]{6}Z$');
-        CONTINUE WHEN v_parts IS NULL;
-        prefix := v_parts[1];
-        config_hash := v_parts[2];
-        v_key := prefix || '/' || config_hash;
-        SELECT count(*), min(n.available_at), max(n.available_at) INTO waiting, next, last FROM (
+    RETURN QUERY
+    WITH RECURSIVE step AS (
+        SELECT 0 AS number, '' COLLATE "C" AS place, NULL::text[] COLLATE "C" AS parts
+        UNION ALL  -- '0' is the character after '/'
+        SELECT s.number + 1, coalesce(n.parts[1] || '/' || n.parts[2] || '0', n.identifier) COLLATE "C", n.parts
+        FROM step s CROSS JOIN LATERAL (
+            SELECT l.identifier, regexp_match(l.identifier, '^(.+)/([^/]+)/[0-9]{8}T[0-9]{6}\.[0-9]{6}Z$') AS parts
+            FROM taskq_internal.live l
+            WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier > s.place
+            ORDER BY l.identifier LIMIT 1) n
+        WHERE s.number <= p_steps)
+    SELECT s.parts[1], s.parts[2], n.* FROM step s CROSS JOIN LATERAL (
+        SELECT count(*), min(t.available_at), max(t.available_at) FROM (
             SELECT l.available_at FROM taskq_internal.live l
-            WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier >= v_key || '/'
-                AND l.identifier < v_key || '0'
-            ORDER BY l.identifier LIMIT 1000) n;
-        RETURN NEXT;
-        v_identifier := v_key || '0';  -- '0' is the character after '/'
-    END LOOP;
-    IF v_identifier IS NOT NULL THEN
-        RETURN QUERY SELECT NULL::text, NULL::text, NULL::bigint, NULL::timestamptz, NULL::timestamptz;
-    END IF;
+            WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier < s.place
+              AND l.identifier >= s.parts[1] || '/' || s.parts[2] || '/'
+            ORDER BY l.identifier LIMIT 1000) t) n
+    WHERE s.parts IS NOT NULL AND s.number <= p_steps
+    UNION ALL SELECT NULL, NULL, NULL, NULL, NULL FROM step s WHERE s.number > p_steps;
 END $$;
 COMMENT ON FUNCTION taskq.browse_ticks IS
 'Returns the waiting ticks of a topic, by prefix and configuration hash. Each row has their number (up to 1,000), the

@@ -7,12 +7,10 @@ LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_since    timestamptz := clock_timestamp() - taskq_internal.clamp_age(p_within);
-    v_topic_id int;
+    v_topic_id int := CASE WHEN p_topic IS NOT NULL
+        THEN (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id END;
 BEGIN
     PERFORM taskq_internal.check_access(p_topic, 'SELECT');
-    IF p_topic IS NOT NULL THEN
-        v_topic_id := (taskq_internal.find_topic(p_topic)).topic_id;
-    END IF;
     RETURN QUERY
     SELECT p.name, s.ended, s.succeeded, s.failed, s.retried, s.retries, s.shortest, s.mean, s.longest, s.p[1], s.p[2],
         s.p[3], s.p[4]

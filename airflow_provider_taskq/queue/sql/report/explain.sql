@@ -1,15 +1,5 @@
 -- Explain: tells in one sentence why a task is not running.
 
--- The dependencies of tasks, with the newest task of each identifier and, if that has ended, with its state.
-CREATE VIEW taskq_internal.dependency_state AS
-SELECT d.*, p.name AS on_topic, n.sequence AS on_sequence, e.state
-FROM taskq_internal.dependency d
-LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
-LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
-                   WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
-                   ORDER BY t.sequence DESC LIMIT 1) n ON true
-LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence;
-
 -- Describes the first dependency of a task that is not fulfilled.
 CREATE FUNCTION taskq_internal.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE AS $$

@@ -1,10 +1,5 @@
 -- Tasks for people at a psql prompt, with names instead of numbers, ages instead of times, and the reason why a task is
 -- not running.
---
---     SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
---     SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
---     SELECT * FROM taskq.topic_summaries;
---
 -- The views leave out payloads, which taskq.task has, and cut outputs and errors to a line. Programs call functions
 -- instead, because the columns here may change with any release.
 

@@ -6,6 +6,17 @@
 -- wait and the one that ends its dependency can miss each other. So a poll that finds nothing, or that advances
 -- fronts, also looks at some of the tasks that wait. It writes only if it finds one that need not.
 
+-- The dependencies of tasks, with the newest task of each identifier, its state if it has ended, and its topic. The
+-- subqueries stay lookups under every profile of the planner.
+CREATE VIEW taskq_internal.dependency_state AS
+SELECT d.*, n.sequence AS on_sequence,
+       (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = d.on_topic_id AND e.sequence = n.sequence),
+       (SELECT p.name FROM taskq_internal.topic p WHERE p.topic_id = d.on_topic_id) AS on_topic
+FROM taskq_internal.dependency d
+LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
+                   WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                   ORDER BY t.sequence DESC LIMIT 1) n ON true;
+
 -- Returns the tasks among p_sequences whose dependencies are all fulfilled. A dependency is fulfilled if the latest
 -- task of its identifier has SUCCEEDED. If no task of the identifier is left, it is what the last check found.
 CREATE FUNCTION taskq_internal.fulfilled_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
@@ -16,13 +27,9 @@ BEGIN
     RETURN ARRAY(
         SELECT u.sequence FROM unnest(p_sequences) AS u (sequence)
         WHERE NOT EXISTS (
-            SELECT FROM taskq_internal.dependency d
-            LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
-                               WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
-                               ORDER BY t.sequence DESC LIMIT 1) latest ON true
-            WHERE d.topic_id = p_topic_id AND d.sequence = u.sequence AND (latest.sequence IS NOT NULL OR d.waiting)
-              AND (SELECT e.state FROM taskq_internal.ended e
-                   WHERE e.topic_id = d.on_topic_id AND e.sequence = latest.sequence) IS DISTINCT FROM :SUCCEEDED
+            SELECT FROM taskq_internal.dependency_state d
+            WHERE d.topic_id = p_topic_id AND d.sequence = u.sequence AND (d.on_sequence IS NOT NULL OR d.waiting)
+              AND d.state IS DISTINCT FROM :SUCCEEDED
             OFFSET 0));
 END $$;
 
