@@ -346,7 +346,7 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin, WaitM
         which it claims nothing. So an empty poll and `ready() == 0` do not prove that the topic is empty. Call this
         method before you stop, and poll again after a pause while it returns True.
         """
-        return self._flag("SELECT taskq.has_unclaimed(%s::text, %s::text)", (topic, Condition(condition)))
+        return self._flag("SELECT taskq.ready(%s::text, 1, %s::text, true) > 0", (topic, Condition(condition)))
 
     # Complete
 

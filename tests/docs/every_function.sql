@@ -30,7 +30,6 @@ SELECT taskq.heartbeat('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 SELECT taskq.draw_fence('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 SELECT * FROM taskq.owners('1 hour');
 SELECT taskq.ready('orders', 10, 'SINGULAR_BY_IDENTIFIER');
-SELECT taskq.has_unclaimed('orders', 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE');
 SELECT * FROM taskq.poll('orders', 'worker-1', (SELECT fence FROM taskq.owner('worker-1')), 1,
     'LAST_IN_FIRST_OUT', 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS');
 SELECT taskq.claim('orders', 'worker-1', (SELECT fence FROM taskq.owner('worker-1')), 1, 'FIRST_IN_FIRST_OUT', 'NONE');

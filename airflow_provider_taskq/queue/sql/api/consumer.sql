@@ -47,28 +47,19 @@ COMMENT ON FUNCTION taskq.claim IS
 'Claims tasks like taskq.poll, but does not return them. Returns how many tasks it claimed. Raises the errors of
 taskq.poll, such as TQ001 for an unknown topic.';
 
-CREATE FUNCTION taskq.ready(p_topic text, p_limit int DEFAULT 1, p_condition text DEFAULT 'NONE') RETURNS int
-LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq.ready(
+    p_topic text, p_limit int DEFAULT 1, p_condition text DEFAULT 'NONE', p_locked boolean DEFAULT false
+) RETURNS int LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE'),
-                                      least(p_limit, :MAX_TASKS), p_condition);
+                                      least(p_limit, :MAX_TASKS), p_condition, p_locked);
 END $$;
 COMMENT ON FUNCTION taskq.ready IS
 'Returns how many tasks a poll could claim now, counted up to p_limit. It does not count rows that open transactions
-hold. Under a condition it also leaves out identifiers that open transactions hold. Returns 0 for a paused topic. Takes
-no locks. Raises TQ001 for an unknown topic, and TQ000 for an unknown condition.';
-
--- An open poll under a condition holds all identifiers that it examines, even those of which it claims no task.
-CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
-    RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'UPDATE'), 1, p_condition, true) > 0;
-END $$;
-COMMENT ON FUNCTION taskq.has_unclaimed IS
-'Returns whether a topic has a task that a poll could claim now. It includes tasks of identifiers that an open poll has
-locked. An empty poll under a condition does not prove that the topic is empty. A result of false from this function
-proves it, except for rows that an open transaction holds. Raises TQ001 for an unknown topic, and TQ000 for an unknown
+hold. Under a condition it also leaves out identifiers that open transactions hold, unless p_locked is true: an open
+poll holds all identifiers that it examines, so an empty poll does not prove that the topic is empty, and 0 with
+p_locked does. Returns 0 for a paused topic. Takes no locks. Raises TQ001 for an unknown topic, and TQ000 for an unknown
 condition.';
 
 CREATE FUNCTION taskq.poll_batch(p_topic text, p_owner text, p_fence bigint, p_identifiers int, p_size int)

@@ -11,7 +11,7 @@ SELECT v.profile, v.nodes, v.settings, f.function
 FROM (VALUES
     -- Rows in the order of an index.
     ('poll', '-seqscan -bitmapscan +nestloop -hashjoin -mergejoin -sort', 'SET plan_cache_mode = force_generic_plan',
-     'poll poll_batch claim claim_batch ready has_unclaimed push revive topic_status watch_tasks oldest_due
+     'poll poll_batch claim claim_batch ready push revive topic_status watch_tasks oldest_due
       browse_topics explain health resolve'),
     ('lookup', '-seqscan -bitmapscan -hashjoin -mergejoin', 'SET plan_cache_mode = force_generic_plan', ''),
     -- Joins of rows with long arrays.

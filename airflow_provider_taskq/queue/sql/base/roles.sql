@@ -23,7 +23,7 @@ FROM (VALUES
     ('producer consumer reader', true, 'topics policy'),
     ('producer consumer', false, 'begin_stream_batch'),
     ('consumer', true,
-     'register heartbeat draw_fence release held max_claim poll poll_batch claim has_unclaimed watch_groups junction
+     'register heartbeat draw_fence release held max_claim poll poll_batch claim watch_groups junction
       release_groups_once complete exchange held_bounds held_slice claim_batch defer_held_tasks count_staged
       prune_stages expire maintain advance acquire_partition read_partition advance_partition release_partition
       begin_drain end_drain'),
