@@ -29,10 +29,6 @@ _FIVE_MINUTES = timedelta(minutes=5)
 _TOPICS: LiteralString = "browse_topics(%s::text, %s::boolean, %s::text, %s::int, %s::int)"
 _OWNERS: LiteralString = "browse_owners(%s::text, %s::boolean, %s::bigint, %s::int)"
 _TASK_INFO = model_row(TaskInfo)
-_SELECT_TASK_INFO: LiteralString = (
-    "SELECT sequence, topic, identifier, payload, reference, attempt, redelivered, state, descent, status, owner,"
-    " crashes, priority, created, available_at, completed, output, error, error_summary, polled"
-)
 # A task of a list: sizes instead of values, and how long the last attempt waited for its poll and ran.
 _SELECT_LINE: LiteralString = (
     "SELECT t.sequence, t.topic, t.identifier, t.reference, t.state, t.descent, t.status, t.attempt, t.crashes,"
@@ -62,14 +58,12 @@ class InspectMixin(FunctionCaller):
 
     def task(self, topic: str, sequence: int) -> TaskInfo | None:
         """Return one task; None if the topic has no task of that sequence."""
-        found = self._fetch(_TASK_INFO, f"{_SELECT_TASK_INFO} FROM taskq.task(%s::text, %s::bigint)", (topic, sequence))
+        found = self._fetch(_TASK_INFO, "SELECT * FROM taskq.task(%s::text, %s::bigint)", (topic, sequence))
         return found[0] if found else None
 
     def latest(self, topic: str, identifiers: Sequence[str]) -> dict[str, TaskInfo]:
         """Return the newest task of each of the identifiers that has any."""
-        found = self._fetch(
-            _TASK_INFO, f"{_SELECT_TASK_INFO} FROM taskq.latest(%s::text, %b::text[])", (topic, list(identifiers))
-        )
+        found = self._fetch(_TASK_INFO, "SELECT * FROM taskq.latest(%s::text, %b::text[])", (topic, list(identifiers)))
         return {task.identifier: task for task in found}
 
     def page(
@@ -100,7 +94,7 @@ class InspectMixin(FunctionCaller):
         filters = (state_number(state), None, identifier, reference, *[None] * 5)
         found = self._fetch(
             _TASK_INFO,
-            f"{_SELECT_TASK_INFO} FROM ({_FIND_TASKS}) f, taskq.task(%s::text, VARIADIC f.sequences)",
+            f"SELECT t.* FROM ({_FIND_TASKS}) f, taskq.task(%s::text, VARIADIC f.sequences) t",
             (topic, *filters, before if newest else after, newest, size, None, from_, to, topic),
         )
         return sorted(found, key=lambda task: task.sequence, reverse=newest)
