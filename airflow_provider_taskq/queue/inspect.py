@@ -94,7 +94,7 @@ class InspectMixin(FunctionCaller):
         filters = (state_number(state), None, identifier, reference, *[None] * 5)
         found = self._fetch(
             _TASK_INFO,
-            f"SELECT t.* FROM ({_FIND_TASKS}) f, taskq.task(%s::text, VARIADIC f.sequences) t",
+            f"SELECT t.* FROM ({_FIND_TASKS}) f, taskq.task(%s::text, VARIADIC f.sequences) t",  # noqa: S608  literals only
             (topic, *filters, before if newest else after, newest, size, None, from_, to, topic),
         )
         return sorted(found, key=lambda task: task.sequence, reverse=newest)
