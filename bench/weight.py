@@ -255,7 +255,7 @@ def _parts() -> Iterator[Part]:
     yield Part("checks of decisions", DRAINS, edits=(_does("check_decisions"),))
     waiting = (_does("promote_waiting", "RETURN false;"),)
     yield Part("looks for waiting tasks", DRAINS, edits=waiting)
-    yield Part("advance of the front", DRAINS, edits=(_does("advance_fronts_at_random"),))
+    yield Part("advance of the front", DRAINS, edits=(_does("advance_fronts_at_random", "RETURN false;"),))
 
 
 def _does(function: str, statement: str = "") -> Edit:
