@@ -316,10 +316,18 @@ def _int8(value: Any) -> int:
     return max(-_MAX_INT8, min(to_integer(value), _MAX_INT8))
 
 
+def _int8s(values: Iterable[Any]) -> list[int]:
+    numbers = list(values)
+    # Nearly always all are plain integers of this range, which a few calls for all of them tell.
+    if set(map(type, numbers)) == {int} and min(numbers) >= -_MAX_INT8 and max(numbers) <= _MAX_INT8:
+        return numbers
+    return [_int8(number) for number in numbers]
+
+
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "int": _int4,
     "bigint": _int8,
-    "bigint[]": lambda values: [_int8(value) for value in values],
+    "bigint[]": _int8s,
     "interval": lambda value: interval_text(to_timedelta(value)),
 }
 _PLACEHOLDER = re.compile(r"%[sb](?:::(\w+(?:\[\])?))?")
